@@ -311,7 +311,12 @@ def _mapping(name: str, text: str) -> dict[str, Any]:
 
 
 def number(text: str) -> int | float | str:
-    """Parse a number such as 1e6, 400k or 1,000,000. Return any other text unchanged; the caller validates it."""
+    """Parse a number such as 1e6, 400k or 1,000,000. Return any other text unchanged; the caller validates it.
+
+    A decimal comma is not accepted, because 1,500 would be ambiguous.
+    """
+    if "," in text and not re.fullmatch(r"-?[1-9]\d{0,2}(,\d{3})+(\.\d+)?[kM]?", text):
+        return text
     match = re.fullmatch(r"(\d[\d_,]*(?:\.\d+)?)([kM])", text)
     digits = str(float(match[1].replace(",", "")) * {"k": 1e3, "M": 1e6}[match[2]]) if match else text.replace(",", "")
     for kind in (int, float):
@@ -320,6 +325,12 @@ def number(text: str) -> int | float | str:
         except ValueError:
             continue
     return text
+
+
+def with_point(value: Any) -> str:
+    """Return such as "; write 0.9, with a point" for a text with a decimal comma, else ""."""
+    is_decimal = isinstance(value, str) and re.fullmatch(r"-?\d+,\d+", value)
+    return f"; write {value.replace(',', '.')}, with a point" if is_decimal else ""
 
 
 def to_text(value: Any) -> str:

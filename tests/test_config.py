@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from kit import envs
-from kit.config import RunConfig, byte_count, seconds
+from kit.config import RunConfig, byte_count, number, seconds
 from kit.errors import UserError
 from kit.measure.auto import resolve
 
@@ -164,6 +164,7 @@ def test_names_are_case_insensitive():
         ("total_steps", "1.5M", 1_500_000),
         ("total_steps", "1,000,000", 1_000_000),
         ("total_steps", "1e6", 1_000_000),
+        ("total_steps", "1,000k", 1_000_000),
         ("n_envs", "auto", "auto"),
         ("checkpoint_every", "5m", "5m"),
         ("run_name", "", None),
@@ -175,6 +176,11 @@ def test_names_are_case_insensitive():
 def test_from_text_parses_typed_values(field, text, value):
     assert RunConfig.from_text(field, text) == value
     assert getattr(RunConfig(**{field: RunConfig.from_text(field, text)}), field) == value
+
+
+@pytest.mark.parametrize("text", ["0,001", "1,5", "1,50", "1,0000", "0,100", ",100"])
+def test_a_comma_separates_thousands_only(text):
+    assert number(text) == text
 
 
 @pytest.mark.parametrize("text", ["{gamma: 1}", "[1]", "0.9"])

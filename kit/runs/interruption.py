@@ -17,11 +17,15 @@ IMDS = "http://169.254.169.254"
 """Amazon's instance metadata service, version 2 (EC2 User Guide, "Spot Instance interruption notices")."""
 IMDS_TIMEOUT_S = 1.0
 IMDS_PERIOD_S = 5.0
+CAUSES = {
+    signal.SIGINT: "interrupted by Ctrl-C or its notebook (SIGINT)", signal.SIGTERM: "ended from outside (SIGTERM)",
+}  # fmt: skip
+"""Signal -> why the run stopped, for its status."""
 
 
 @contextlib.contextmanager
 def handlers(on_signal: Callable[[str], None], on_hangup: Callable[[], None]) -> Iterator[bool]:
-    """Context manager with signal handlers: SIGTERM and SIGINT call `on_signal(name)`, SIGHUP calls `on_hangup()`.
+    """Context manager with signal handlers: SIGTERM and SIGINT call `on_signal(cause)`, SIGHUP calls `on_hangup()`.
 
     A repeated signal calls its function again and does not kill the process. SIGHUP means that a terminal or an ssh
     connection was closed. Yields whether the handlers are installed: Python allows them in the main thread only.
@@ -31,7 +35,7 @@ def handlers(on_signal: Callable[[str], None], on_hangup: Callable[[], None]) ->
         if number == signal.SIGHUP:
             on_hangup()
         else:
-            on_signal(signal.Signals(number).name)
+            on_signal(CAUSES[signal.Signals(number)])
 
     installed = threading.current_thread() is threading.main_thread()
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) if installed else ()

@@ -252,14 +252,14 @@ class Session:
             self._training_start += time.monotonic() - paused_since
         return self.requests.reason is not None and (self._training is None or self._training.can_interrupt)
 
-    def _on_signal(self, name: str) -> None:
+    def _on_signal(self, cause: str) -> None:
         if self.status.values["state"] == "starting":  # nothing was trained in this session, so nothing needs saving
-            self.status.set(state="interrupted", message=f"{self.requests.reason or name} while starting")
+            self.status.set(state="interrupted", message=f"{self.requests.reason or cause} while starting")
             self.status.write()
             sys.stdout.flush()
             raise SystemExit(INTERRUPTED)
         self.requests.hurry = True
-        self.requests.stop(name)
+        self.requests.stop(cause)
 
     def _on_hangup(self) -> None:
         """On SIGHUP (terminal or ssh connection closed), redirect output to worker.log and continue training."""

@@ -12,6 +12,7 @@ from typing import Any
 from stable_baselines3.common.utils import LinearSchedule
 from torch import nn
 
+from kit.config import with_point
 from kit.errors import UserError, check_names, check_whole
 from kit.presets import POLICY_KEYS, Row
 from kit.trainers.algorithm import Algorithm
@@ -133,7 +134,7 @@ def _argument(name: str, value: Any, annotation: Any) -> Any:
         return int(value)
     if not any(type(value) is kind for kind in kinds):
         expected = " or ".join(TYPE_NAMES[kind] for kind in kinds if kind in TYPE_NAMES)
-        raise UserError(f"overrides {name}={value!r} must be {expected}.")
+        raise UserError(f"overrides {name}={value!r} must be {expected}{with_point(value)}.")
     return value
 
 
@@ -145,7 +146,8 @@ def _schedule(name: str, text: str) -> LinearSchedule:
     """Parse a linear schedule such as "lin_0.0003", which falls from 0.0003 to 0 over the run."""
     match = re.fullmatch(r"lin_(\d*\.?\d+(?:[eE][-+]?\d+)?)", text)
     if not match:
-        raise UserError(f'overrides {name}={text!r} is not a schedule; write a number, or "lin_0.0003" to fall to 0.')
+        remedy = with_point(text) or '; write a number, or "lin_0.0003" to fall to 0'
+        raise UserError(f"overrides {name}={text!r} is not a schedule{remedy}.")
     _check_range(name, text, float(match[1]))
     return LinearSchedule(float(match[1]), 0.0, 1.0)
 

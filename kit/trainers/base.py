@@ -50,6 +50,23 @@ class TensorTrainer(BaseAlgorithm):
     Save `state()` at the end of an iteration and load it with `load_state()` in a new process: on the CPU the run
     continues bit for bit, and `learn(total_timesteps)` trains on to that total. Callbacks, logger, `save` and `load`
     are SB3's; SB3 without this library can open the saved zip.
+
+    The parameters as the panel's help shows them:
+
+    :param learning_rate: size of the steps in which weights change; usual: 0.00003 to 0.001. lin_0.0003 falls to 0
+        during the run. Too large: the curve jumps or collapses. Too small: hardly anything is learnt
+    :param gamma: discount: how much less a reward counts with each step that it lies in the future; usual: 0.95 to
+        0.997. With 0.99, rewards more than about 100 steps away hardly count
+    :param batch_size: steps in a minibatch, from which one gradient is computed; usual: 64 to 4,096
+    :param ent_coef: weight of the entropy, that is, how much random actions are rewarded; usual for PPO and A2C: 0 to
+        0.02. Larger: more exploration. SAC learns it with auto, or auto_0.1 to begin with 0.1
+    :param use_sde: state-dependent exploration: smooth noise on the actions, not a new random number at each step
+    :param sde_sample_freq: steps between two draws of the noise of use_sde; -1: only at the start of a rollout
+    :param stats_window_size: recent episodes over which training's mean return and success rate are averaged
+    :param net_arch: layers and their widths, such as 64, 64; larger networks can learn more and need more time
+    :param activation_fn: function between the layers: tanh, relu, elu, ...
+    :param log_std_init: logarithm of the standard deviation of the action noise at the start; 0 is a deviation of 1, -1
+        of 0.37
     """
 
     tensor_env: BatchEnv

@@ -31,6 +31,12 @@ class OffPolicyTrainer(ReplayTrainer, OffPolicyAlgorithm):
 
     A subclass implements `explore` and `gradient_step`.
 
+    :param buffer_size: steps that the replay buffer keeps; the oldest are overwritten. Usual: 100,000 to 1,000,000
+    :param learning_starts: steps with random actions before the first update; usual: 100 to 10,000
+    :param train_freq: steps of each env between two updates
+    :param gradient_steps: minibatches per update; -1: as many as steps were made since the last update
+    :param tau: how far the target networks move towards the networks with each gradient step; usual: 0.005 to 0.05
+    :param n_steps: steps of a multi-step return; only 1 is supported
     :param random_shift: largest random shift of training images in pixels (DrQ augmentation); 0 turns it off
     :param n_sampled_goal: goal tasks only: number of transitions with a goal achieved later in the episode per
         transition with the episode's own goal (hindsight experience replay, `kit.trainers.hindsight`); 0 turns it off

@@ -19,7 +19,16 @@ from kit.trainers.rollout import Rollout
 
 
 class OnPolicyTrainer(TensorTrainer, OnPolicyAlgorithm):
-    """SB3's `OnPolicyAlgorithm` with tensor rollouts. A subclass implements `train` and usually `loss`."""
+    """SB3's `OnPolicyAlgorithm` with tensor rollouts. A subclass implements `train` and usually `loss`.
+
+    :param n_steps: steps of each env between two updates; n_envs × n_steps is the rollout. Usual for PPO: rollouts of
+        1,000 to 20,000 steps
+    :param gae_lambda: from 0 to 1: how far the advantage trusts what happened (1) or the value function's prediction
+        (0); usual: 0.9 to 0.98
+    :param vf_coef: weight of the value function's loss; usual: 0.5
+    :param max_grad_norm: largest norm of a gradient; longer ones are shortened. Usual: 0.5 to 1
+    :param normalize_advantage: scale the advantages of each minibatch to mean 0 and standard deviation 1
+    """
 
     rollout_buffer: Rollout  # type: ignore[assignment]
     default_log_interval = 1

@@ -28,7 +28,15 @@ from kit.trainers.saving import State, Values, held
 
 
 class ProximalTrainer(OnPolicyTrainer):
-    """PPO's clipped-surrogate update, shared by PPO and RecurrentPPO."""
+    """PPO's clipped-surrogate update, shared by PPO and RecurrentPPO.
+
+    :param n_epochs: how often each rollout is used; usual: 3 to 15. More: fewer env steps, larger updates
+    :param clip_range: how far the probability of an action may change in one update; usual: 0.1 to 0.3. lin_0.2 falls
+        to 0 during the run
+    :param clip_range_vf: how far the value function's prediction may change in one update; none: no limit
+    :param target_kl: end an update once the policy has changed by this KL divergence; usual: 0.01 to 0.03; none: no
+        limit
+    """
 
     batch_size: int
     n_epochs: int

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 DEFAULT_THRESHOLD = 0.9
 """Default threshold, as a fraction of the gap between the score at the start of training and the best score."""
+NAMED = 12
+"""Largest number of runs that a comparison lists by name."""
 NOT_THE_CONFIG = (
     "seed", "run_name", "runs_dir", "store", "tracker", "threads", "device", "checkpoint_every", "eval_every",
     "session_limit", "disk_budget", "processes",
@@ -41,6 +43,8 @@ class RunScores:
     """(k, 2) pairs (step, seconds of training up to this step), over all sessions."""
     evaluation_episodes: int
     """Number of episodes of the last evaluation with a success rate; 0 if unknown."""
+    name: str = ""
+    is_finished: bool = True
     test_episodes: int = 0
     test: float | None = None
     """The best policy's score in the final test; None without a test. The test's episodes are new, so the score is not
@@ -52,7 +56,8 @@ class RunScores:
         curves = Curve.of(rows)
         test: dict[str, Any] = next((row for row in reversed(rows) if "test/step" in row), {})
         score = test.get("test/success_rate" if curves[0].percent else "test/mean_return")
-        return cls(curves, elapsed_of(rows), _episodes(rows), test.get("test/episodes", 0), score)
+        finished, tested = run.status()["state"] == "finished", test.get("test/episodes", 0)
+        return cls(curves, elapsed_of(rows), _episodes(rows), run.name, finished, tested, score)
 
     @property
     def episodes(self) -> int:
@@ -113,6 +118,11 @@ class Group:
     def last(self) -> np.ndarray:
         """(seeds,) final scores."""
         return np.array([seed.last for seed in self.seeds])
+
+    @property
+    def finished(self) -> int:
+        """Number of seeds whose run is finished."""
+        return sum(seed.is_finished for seed in self.seeds)
 
     @cached_property
     def estimate(self) -> Estimate:
@@ -217,15 +227,16 @@ def threshold_of(groups: Sequence[Group]) -> float:
 
 
 def standings(runs: Iterable[Run], threshold: float | None = None, usd_per_hour: float = 0.0) -> pd.DataFrame:
-    """Return a ranking of configs as numbers: one row per task and config, best first.
+    """Return a ranking of configs as numbers: one row per task and config, best first; those with runs that are not
+    finished come last.
 
     Columns:
-        seeds: number of runs
+        seeds: number of runs; finished: number of them that are finished
         score: mean over the seeds of the success rate (or mean return), in the final test if all runs of the task have
             a test, else in the last evaluation
         low, high: 95 % interval of the score (infinite with one or two seeds)
         worst: the lowest score of a seed
-        p: p-value of the difference from the best config (Welch's t-test with Holm's correction)
+        p: p-value of the difference from the first row (Welch's t-test with Holm's correction)
         threshold: the score that counts as reached; reached: number of seeds that reached the threshold
         steps, after_s: median steps and seconds until the threshold (infinite unless most seeds reached it)
         steps_per_s: environment steps per second
@@ -242,14 +253,15 @@ def _table(tasks: dict[str, list[Group]], threshold: float | None, usd_per_hour:
     lines = {}
     for task, groups in tasks.items():
         score = threshold_of(groups) if threshold is None else threshold
-        groups = sorted(groups, key=lambda group: -group.estimate.mean)
+        groups = sorted(groups, key=lambda group: (group.finished < len(group.seeds), -group.estimate.mean))
         p = p_values([group.estimate for group in groups])
         for place, group in enumerate(groups):
             estimate = group.estimate
             steps, seconds = np.array([seed.reached(score) for seed in group.seeds]).T
             ends = np.array([seed.elapsed[-1] for seed in group.seeds])
             lines[task, group.label] = {
-                "seeds": len(group.seeds), "score": estimate.mean, "low": estimate.low, "high": estimate.high,
+                "seeds": len(group.seeds), "finished": group.finished,
+                "score": estimate.mean, "low": estimate.low, "high": estimate.high,
                 "worst": float(group.last.min()), "p": p.get((0, place), 1.0), "threshold": score,
                 "reached": int(np.isfinite(steps).sum()), "steps": _median(steps), "after_s": _median(seconds),
                 "steps_per_s": _rate(ends), "seconds": float(ends[:, 1].sum()),
@@ -286,9 +298,16 @@ def compare(runs: Iterable[Run], threshold: float | None = None, usd_per_hour: f
         cells = cells_of(rows, percent, bool(usd_per_hour))
         texts += [sentence, cells.to_string()]
         parts += [style.heading(sentence), style.wide(style.image(pngs[-1], "learning curves")), style.table(cells)]
+        notes = [f"{group.label}: {', '.join(seed.name for seed in group.seeds)}." for group in groups]
+        notes = notes if len(listed) <= NAMED else []
+        if threshold is None:
+            share = style.percent(DEFAULT_THRESHOLD)
+            notes.append(f"{_score(rows.threshold.iloc[0], percent)} is {share} of the way from the start to the best.")
+        texts.append(" ".join(notes))
+        parts.append(style.note(texts[-1]))
     unfinished = [run.name for run in listed if run.status()["state"] != "finished"]
     if tasks and unfinished:
-        texts.append(f"Not finished: {', '.join(unfinished)}.")
+        texts.append(f"Not finished, and left out of the verdict if another run is finished: {', '.join(unfinished)}.")
         parts.append(style.note(texts[-1]))
     nothing = "There is no run here yet: train one first."
     empty = "None of these runs has measured anything yet." if listed else nothing
@@ -298,8 +317,10 @@ def compare(runs: Iterable[Run], threshold: float | None = None, usd_per_hour: f
 def verdict(rows: pd.DataFrame, percent: bool) -> str:
     """Describe which config is best, which are not measurably worse, and which reached the threshold first.
 
-    `rows`: one task's rows of `standings`.
+    `rows`: one task's rows of `standings`. Configs with runs that are not finished count only if none is finished.
     """
+    done = rows[rows.finished == rows.seeds]
+    rows = done if len(done) else rows
     best = rows.iloc[0]
     if len(rows) == 1:
         return f"{rows.index[0]} reached {_score(best.score, percent)}."

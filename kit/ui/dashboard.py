@@ -22,12 +22,19 @@ from kit.runs.finding import is_branch, local_runs
 from kit.runs.run import Run
 from kit.ui import heartbeat, style, videos
 from kit.ui.chart import chart
+from kit.ui.fold import focus
 from kit.ui.headless import follow, nobody_there, shell_of_notebook
 from kit.ui.learning import COLUMNS, Curve
 from kit.ui.metric_charts import MetricCharts
 from kit.ui.notice import Notice
 
 REFRESH_S = 0.5
+PAUSE_BUTTON = {
+    "Pause": "Pause training; the process stays in memory, and Continue goes on at once",
+    "Continue": "Continue training",
+    "Resume": "Start a new process, which continues from the last checkpoint",
+}
+"""Label of the first button -> its tooltip."""
 REDRAW_FACTOR = 20
 """Pause between two drawings of the curves, as a multiple of the duration of a drawing: a few seconds for long runs."""
 
@@ -46,6 +53,8 @@ class Dashboard:
         """Functions called with the run: when watching it starts, when it ends, and when its last video is ready."""
         self._watching: threading.Thread | None = None
         self._redraw_now = threading.Event()
+        self._last_pressed: Any = None  # the button that was pressed last: it keeps the keyboard's focus where possible
+        self._acting = set[Any]()  # buttons whose action is not finished
         self._shown_videos: list[Path] = []
 
     def show(self) -> Self:
@@ -61,10 +70,9 @@ class Dashboard:
 
     def _build(self, w: Any) -> None:
         self._w = w
-        pause = "Pause training; the process stays in memory, and Continue goes on at once"
         stop = "Save a checkpoint and end the training process; Resume continues the run"
         save = "Save a checkpoint at the end of this iteration and continue training"
-        self.pause_button = self._button("Pause", "pause", pause, self._pause)
+        self.pause_button = self._button("Pause", "pause", PAUSE_BUTTON["Pause"], self._pause)
         self.stop_button = self._button("Stop", "stop", stop, self._stop)
         self.save_button = self._button("Checkpoint now", "save", save, self._save)
         self.buttons = w.HBox([self.pause_button, self.stop_button, self.save_button])
@@ -204,9 +212,14 @@ class Dashboard:
         pause = self.pause_button
         pause.description = "Continue" if state == "paused" else "Resume" if resumable else "Pause"
         pause.icon, pause.button_style = ("pause", "") if pause.description == "Pause" else ("play", "primary")
-        pause.disabled = not resumable and state not in ("running", "paused")
+        pause.tooltip = PAUSE_BUTTON[pause.description]
+        starts = state == "starting" and self._last_pressed is pause  # a disabled button would lose the focus
+        pause.disabled = not resumable and not starts and state not in ("running", "paused")
         self.stop_button.disabled = state not in ("running", "paused", "starting")
         self.save_button.disabled = state != "running"  # a checkpoint is written between iterations
+        if self._last_pressed is self.stop_button and resumable:
+            self._last_pressed = None
+            focus(pause)
 
     # -- buttons ---------------------------------------------------------------------------------------------------
 
@@ -244,10 +257,17 @@ class Dashboard:
         button = self._w.Button(description=label, icon=icon, tooltip=tooltip, disabled=True, layout=layout)
         button.add_class(f"kit-{icon}-button")
 
+        def act(run: Run) -> None:
+            try:
+                action(run)
+            finally:
+                self._acting.discard(button)
+
         def pressed(_: Any) -> None:
-            if self.run is not None:
-                button.disabled = True  # immediate feedback; the next redraw enables the buttons valid in the new state
-                self.do(partial(action, self.run))
+            if self.run is not None and button not in self._acting:
+                self._acting.add(button)
+                self._last_pressed = button
+                self.do(partial(act, self.run))
 
         button.on_click(pressed)
         return button

@@ -12,6 +12,12 @@ from typing import Any
 from kit.ui import style
 
 
+def focus(widget: Any) -> None:
+    """Move the keyboard's focus to `widget`, if ipywidgets is new enough (8)."""
+    if hasattr(widget, "focus"):
+        widget.focus()
+
+
 class Fold:
     """A collapsible section: a button with the title, and below it, while `is_open`, the widgets `children`.
 
@@ -39,9 +45,7 @@ class Fold:
         self.button.value = value
 
     def focus(self) -> None:
-        """Move the keyboard's focus to the button, if ipywidgets is new enough (8)."""
-        if hasattr(self.button, "focus"):
-            self.button.focus()
+        focus(self.button)
 
     def set_title(self, title: str) -> None:
         """Set the text of the button."""

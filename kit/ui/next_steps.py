@@ -50,6 +50,7 @@ class NextSteps:
         self.target = w.Text(placeholder="hf://you/model, or a folder", layout=w.Layout(width="200px"))
         push = self._button("Push", "cloud-upload", "Publish policy, scores, video and model card", self._push)
         row = [self._button(name, *rest) for name, rest in self.buttons.items()]
+        self._longer_button = row[0]
         self.message, self.below = w.HTML(), w.VBox()
         self.message.add_class("kit-next-message")
         layout = w.Layout(flex_flow="row wrap", display="none")
@@ -63,6 +64,7 @@ class NextSteps:
             self._say("")
             self.below.children = []
         self.run = run
+        self._longer_button.description = f"Train longer, to {2 * run.config.total_steps:,} steps"
         has_policy = not run.is_working() and bool(run.checkpoints() or run.best())
         self._box.layout.display = None if has_policy else "none"
 

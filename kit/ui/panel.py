@@ -136,6 +136,7 @@ class TrainPanel(Panel):
         self.config = (config or RunConfig()).replace(**fields)
         self.dollars_per_hour = dollars_per_hour
         self._starting = False
+        self._others: list[str] = []
 
     def find_run(self) -> Run:
         """Return the run that the panel shows, or else the latest run with a policy of its name, env and algorithm.
@@ -212,6 +213,8 @@ class TrainPanel(Panel):
     def _beat(self) -> None:
         self._watch_again()
         self._draw_watch_button()
+        if not (self.is_working or self._starting) and self._others != names_of_working(self.config.runs_dir):
+            self._edited()  # the estimate says which other run slows this one down
 
     def _watch_again(self) -> None:
         """Watch the panel's run if another panel or program has resumed it."""
@@ -227,11 +230,12 @@ class TrainPanel(Panel):
             self.watch_button.tooltip = f"Stop watching {self.run.name}, which continues, and show the form again"
         elif runs:
             self.watch_button.description, self.watch_button.icon = f"Watch {runs[0].name}", "eye"
-            self.watch_button.tooltip = "Another notebook or program trains this run"
+            self.watch_button.tooltip = f"Show and control {runs[0].name}, which is at work"
         self.watch_button.layout.display = None if self.is_working or is_foreign or runs else "none"
 
     def _typed(self) -> None:
         """Called after each edit by the user. An older message, such as why a run could not start, may be outdated."""
+        self._last_pressed = None
         if not self.is_working:
             self.say("")
         self._watch_again()
@@ -247,6 +251,7 @@ class TrainPanel(Panel):
         except UserError as error:
             self._show_label(str(error), False)
             return
+        self._others = names_of_working(self.config.runs_dir)
         self._update_title()
         self.task.choose(self.config.env, self.config.env_options)
         self.code.choose(self.config)
@@ -309,14 +314,25 @@ class TrainPanel(Panel):
     def _start(self) -> None:
         try:
             time.sleep(LATE_EDITS_S)
-            self.attach(launch(self.form.read()))
+            run = launch(self.form.read())
+        except UserError as error:
+            self._starting = False
+            self.say("")
+            self._show_label(str(error), valid=False)
+            self.train_button.disabled = self.is_working  # the cause may lie outside the form, such as no connection
+            return
         finally:
             self._starting = False
+        self.attach(run)
 
 
 def working_runs(runs_dir: str) -> list[Run]:
     """Return the runs in `runs_dir` that a process trains, latest first."""
     return [run for run in local_runs(runs_dir) if run.is_working()]
+
+
+def names_of_working(runs_dir: str) -> list[str]:
+    return [run.name for run in working_runs(runs_dir)]
 
 
 class Estimator:
@@ -366,7 +382,7 @@ class Estimator:
             envs = f"with {resolved.n_envs} env{'' if resolved.n_envs == 1 else 's'} on {resolved.device}"
             estimate = f"{time_and_price[0].upper()}{time_and_price[1:]}, {envs}; {advice.disk_use(resolved)}."
             if others := working_runs(config.runs_dir):
-                estimate += f" {others[0].name} is training too, so both are slower; press Watch to see it."
+                estimate += f" {others[0].name} is training too, so both are slower."
             if config.store is None and host.is_taken_away():
                 estimate += " Without a store, the run is lost when this machine is taken away."
             show(estimate, True)

@@ -154,6 +154,6 @@ def store_entry(w: Any, store: str | None, on_choice: Callable[[str], None]) -> 
             on_choice(url)
 
     look.on_click(pressed)
-    view = w.HBox([entry, look], layout=w.Layout(max_width="560px"))
+    view = w.HBox([entry, look], layout=w.Layout(max_width="560px", flex_flow="row wrap"))
     view.add_class("kit-store-picker")
     return view

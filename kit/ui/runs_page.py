@@ -260,6 +260,8 @@ class RunsPage:
                 found.sort(key=lambda line: places.get(line.name, -1))
             size = sum(line.size_bytes or 0 for line in found)
             text = f"{self._jobs.title}: {shown_of(len(found), len(self._lines))}, {size / 1e6:,.0f} MB on disk"
+            if words and not found:
+                text += f"; no run matches {self.filter.value.strip()!r}"
             if len(found) > SHOWN:
                 text += f"; the first {SHOWN} are shown"
             error = self._jobs.error if isinstance(self._jobs, Background) else ""

@@ -49,7 +49,7 @@ CSS = """
 .kit-run{display:grid;gap:2px 9px;
   grid-template-columns:minmax(0,1.7fr) minmax(0,1fr) 64px repeat(2,minmax(0,1.15fr)) repeat(3,minmax(0,1fr));
   white-space:nowrap;align-items:center;font-variant-numeric:tabular-nums;font-size:12.5px;line-height:1.35}
-.kit-run>:nth-child(7),.kit-run>:nth-child(8){font-size:12px;white-space:normal}
+.kit-run>:nth-child(n+4):nth-child(-n+8){font-size:12px;white-space:normal}
 .kit-run .kit-bar{margin:0;height:3px}
 .kit-run svg{display:block}
 .kit-run .kit-row-text{grid-column:1/-1;font-size:12.5px;white-space:normal;overflow-wrap:anywhere}
@@ -67,7 +67,7 @@ CSS = """
 .kit-fold-button.jupyter-button:focus-visible{outline:2px solid #2a78d6;outline-offset:-2px}
 .kit-train-panel .widget-box,.kit-entry,.kit-entry .widget-label{overflow:visible!important}
 .kit-entry{position:relative}
-.kit-help{display:none;position:absolute;z-index:20;left:8px;top:calc(100% + 3px);width:calc(100% - 20px);
+.kit-help{display:none;position:absolute;z-index:20;left:8px;bottom:calc(100% + 3px);width:calc(100% - 20px);
   padding:6px 10px;
   white-space:normal;text-align:left;font-size:12.5px;line-height:1.4;border-radius:6px;border:1px solid #2a78d6;
   background:var(--jp-layout-color1,Canvas);color:var(--jp-ui-font-color1,CanvasText);

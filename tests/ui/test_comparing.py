@@ -13,7 +13,7 @@ from kit.measure.uncertainty import success_interval
 from kit.runs import provenance
 from kit.runs.run import Run
 from kit.ui import comparing
-from tests.ui.fabricate import make_run
+from tests.ui.fabricate import make_run, set_status
 
 pytest.importorskip("matplotlib")
 
@@ -139,6 +139,17 @@ def test_compare_shows_the_verdict(tmp_path: Path) -> None:
     assert "One or two seeds do not show what other seeds would reach; train three or more." in alike.text
     assert "% to " not in alike.text.split("train three or more.")[1], "one seed must have no interval"
     assert "has measured anything" in comparing.compare([make_run(tmp_path, "new", rows=0)]).body
+
+
+def test_a_run_that_is_not_finished_does_not_count_in_the_verdict(tmp_path: Path) -> None:
+    ended = evaluated(tmp_path, "ended", [0.0, 0.5])
+    half = evaluated(tmp_path, "half", [0.0, 0.9], algo="SAC")
+    assert comparing.compare([ended, half]).text.startswith("Reach: SAC and PPO are not measurably different")
+    set_status(half.path, state="interrupted")
+    page = comparing.compare([ended, half])
+    assert page.text.startswith("Reach: PPO reached 50 %.") and "left out of the verdict" in page.text
+    assert "PPO: ended. SAC: half." in page.text, "the runs must be named"
+    assert comparing.compare([half]).text.startswith("Reach: SAC reached 90 %."), "nothing else is there"
 
 
 def test_a_band_covers_the_steps_that_all_seeds_have(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def choose_and_begin(train: Notebook, name: str) -> Run:
     type_in(train, "total_steps", str(STEPS))
     train.page.locator(".kit-hyperparameters >> text=Hyperparameters").click()
     train.page.locator(".kit-hyper-gamma input").fill("0.95")
-    train.see(".kit-hyper-gamma .kit-help", "Discount factor")
+    train.see(".kit-hyper-gamma .kit-help", "discount: how much less")
     train.see(".kit-changed.kit-hyper-gamma")
     type_in(train, "run_name", name)
     type_in(train, "checkpoint_every", str(STEPS))
@@ -77,11 +77,16 @@ def choose_and_begin(train: Notebook, name: str) -> Run:
     return run
 
 
+def has_focus(train: Notebook, button: str) -> bool:
+    return bool(train.page.evaluate(f"document.activeElement.matches('.kit-{button}-button')"))
+
+
 def pause_and_save(train: Notebook, run: Run) -> None:
     press(train, "pause")
     train.see(".kit-head", "paused")
     stands_at = run.status()["step"]
-    press(train, "pause")
+    assert has_focus(train, "pause"), "or Space could not continue"
+    train.page.keyboard.press("Space")
     train.see(".kit-head", "training")
     wait_for(lambda: run.status()["step"] > stands_at)
     assert not run.checkpoints()
@@ -122,7 +127,8 @@ def stop_and_resume(train: Notebook, run: Run) -> None:
     train.see(".kit-head", "resume goes on from step")
     assert run.status()["state"] == "interrupted"
     stopped_at = run.status()["checkpoint"]["step"]
-    press(train, "pause")  # its label is Resume now
+    wait_for(lambda: has_focus(train, "pause"))  # its label is Resume now
+    train.page.keyboard.press("Space")
     wait_for(lambda: run.status()["state"] == "running" and run.status()["step"] > stopped_at)
     press(train, "stop")
     train.see(".kit-head", "interrupted")

@@ -86,6 +86,7 @@ def test_a_chosen_task_sets_its_own_number_of_steps_unless_another_was_typed() -
         ("n_envs", "-3", "n_envs=-3 must be"),
         ("checkpoint_every", "soon", "checkpoint_every=&#x27;soon&#x27; is not a time"),
         ("overrides", "{gamma: 1}", "is not JSON"),
+        ("total_steps", "1,5", "total_steps=&#x27;1,5&#x27; is a text"),
         ("run_name", "../up", "cannot name a folder"),
     ],
 )
@@ -102,6 +103,11 @@ def test_the_label_shows_the_estimate_and_errors_of_the_resolved_config(panel: T
     wait_for(lambda: "About 2 min on this machine (1,000 steps/s; with start and evaluations)" in panel.label.value)
     panel.form.entries["overrides"].value = '{"n_steps": 100, "batch_size": 77}'
     wait_for(lambda: "batch_size=77 does not divide" in panel.label.value)
+    assert panel.train_button.disabled
+    panel.form.entries["overrides"].value = "{}"
+    wait_for(lambda: "learning_rate" in panel.form.hyper.entries)
+    panel.form.hyper.entries["learning_rate"].value = "0,001"
+    wait_for(lambda: "&#x27;0,001&#x27; is not a schedule; write 0.001, with a point" in panel.label.value)
     assert panel.train_button.disabled
 
 
@@ -176,7 +182,7 @@ def test_hyperparameter_fields_show_defaults_changes_and_errors(panel: TrainPane
     wait_for(lambda: gamma() is not None and gamma().placeholder == "0.99")
     entries, written = panel.form.hyper.entries, panel.form.entries["overrides"]
     assert entries["n_steps"].placeholder == "256" and entries["batch_size"].placeholder == "256"
-    assert "Discount factor" in gamma().description
+    assert "discount: how much less" in gamma().description
     gamma().value = "0.9"
     assert written.value == '{"gamma": 0.9}'
     entries["net_arch"].value = "[32, 32]"
@@ -266,14 +272,15 @@ def test_an_edit_that_arrives_after_the_press_of_train_counts(
 
 def test_a_refused_launch_shows_its_error_in_the_panel(panel: TrainPanel, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(config: RunConfig) -> Any:
-        raise UserError("run_name='arm' exists in runs; resume it or choose another name.")
+        raise UserError("store='hf://me/runs' needs a Hugging Face token.")
 
     monkeypatch.setattr(panel_module, "launch", refuse)
     panel.train_button.click()
-    wait_for(lambda: "exists in runs" in text_of(panel, "kit-message"))
+    wait_for(lambda: "needs a Hugging Face token" in panel.label.value)
     wait_for(lambda: not panel.train_button.disabled)
+    assert "kit-wrong" in panel.form.entries["store"]._dom_classes
     panel.form.entries["run_name"].value = "leg"
-    assert text_of(panel, "kit-message") == "", "an edit must clear the old error"
+    assert "token" not in panel.label.value, "an edit must clear the old error"
 
 
 def test_a_run_resumed_elsewhere_is_shown_again(tmp_path: Path) -> None:
