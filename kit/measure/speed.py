@@ -41,6 +41,11 @@ IMAGE_SIZE = 64
 """Height and width of images in `bench`, in pixels."""
 CACHE_FIELDS = ("env", "env_options", "algo", "encoder", "n_envs", "device", "threads", "overrides")
 """Fields of RunConfig that the speed depends on."""
+SAME_SPEED = frozenset({
+    "learning_rate", "gamma", "gae_lambda", "clip_range", "ent_coef", "vf_coef", "max_grad_norm", "tau",
+    "stats_window_size", "random_share", "target_entropy", "exploration_noise",
+})  # fmt: skip
+"""Hyperparameters that change what is learnt, but not the speed."""
 
 Report = Callable[[str], None]
 """Progress callback; takes the name of the quantity being measured."""
@@ -115,7 +120,9 @@ def cached(config: RunConfig) -> Speed | None:
 
 
 def _key(config: RunConfig) -> str:
-    return json.dumps([config.to_dict()[name] for name in CACHE_FIELDS], sort_keys=True)
+    values = {name: config.to_dict()[name] for name in CACHE_FIELDS}
+    values["overrides"] = {name: value for name, value in config.overrides.items() if name not in SAME_SPEED}
+    return json.dumps(values, sort_keys=True)
 
 
 def probe_apart(config: RunConfig, seconds: float = 8.0) -> subprocess.Popen[str]:

@@ -170,7 +170,7 @@ class TrainPanel(Panel):
         self.estimator = Estimator(self._show_label, self.form.hyper.show)
         self.pasted = w.Textarea(
             placeholder="Paste a config in YAML (such as a run's config.yaml) to fill the form.",
-            continuous_update=False, layout=w.Layout(width="100%", height="72px"),
+            continuous_update=False, layout=w.Layout(width="100%", height="72px"), tooltip="a config in YAML",
         )  # fmt: skip
         self.pasted.add_class("kit-pasted")
         self.pasted.observe(lambda change: self._paste(change["new"]), names="value")

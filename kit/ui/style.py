@@ -268,7 +268,8 @@ def _store_line(store: dict[str, Any]) -> str:
 
 def note(text: str, bad: bool = False) -> str:
     """Return `text` as HTML in small type, in red if `bad`."""
-    return f"<div class='kit-note{' kit-bad' if bad else ''}'>{html.escape(text)}</div>"
+    look = "class='kit-note kit-bad' role='alert'" if bad else "class='kit-note'"  # an alert is read out at once
+    return f"<div {look}>{html.escape(text)}</div>"
 
 
 def percent(rate: float) -> str:

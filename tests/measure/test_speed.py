@@ -37,6 +37,7 @@ def test_a_probe_measures_and_is_cached() -> None:
     assert first.steps_per_s > 0 and first.env_steps_per_s > 0
     assert first.evaluation_s > 0
     assert speed.probe(config.replace(total_steps=7, seed=5), show=False) is first, "neither changes the speed"
+    assert speed.cached(resolve(config.replace(overrides={**config.overrides, "gamma": 0.9}))) is not None
     assert speed.cached(resolve(config.replace(n_envs=4))) is None
 
 
