@@ -72,10 +72,11 @@ TASKS: dict[tuple[str, str], Row] = {
         "max_grad_norm": 100.0, "log_std_init": -1.6, "normalize": {"norm_obs": False},
     } for env in ("Dishwashing", "DishwashingVideo")},
     # A fast game without MuJoCo: preset "auto" doubles n_envs up to 1,024 per core. gamma = 0.997: a horizon of 80 s.
-    # With a constant learning rate the share of won games swung by 20 points until the end.
+    # With a constant learning rate the share of won games swung by 20 points until the end. Without a weight for the
+    # entropy it fell from 8.8 to 2.5 in the first stages, and unlucky seeds then learnt slowly (58 % after 60 M steps).
     ("Mission", "PPO"): {
         "n_envs": 16, "n_steps": 16, "batch_size": 1024, "n_epochs": 3, "learning_rate": "lin_0.001", "gamma": 0.997,
-        "net_arch": [64, 64],
+        "ent_coef": 0.01, "net_arch": [64, 64],
     },
     # A random hand touches the block in 12 % of the episodes, so nothing is learnt in the first 300,000 steps. Random
     # actions in between keep the hand from staying away from the block. gamma and tau are rl-zoo3's.

@@ -49,7 +49,7 @@ SCORES = {
     "Reach-A2C": Score("--env Reach --algo A2C", "success_rate"),
     "Reach-SAC": Score("--env Reach --algo SAC", "success_rate"),
     "Dishwashing": Score("notebooks/configs/dishwashing_state.yaml", "shift/profit_per_hour", "{:.0f} $/h"),
-    "Mission": Score("--env Mission --total-steps 60000000", "win_rate", episodes=224),
+    "Mission": Score("--env Mission --total-steps 40000000", "win_rate", episodes=224),
     "Go1Joystick": Score("--env Go1Joystick --total-steps 4000000", "success_rate", episodes=200),
     "ReachVision": Score("--env ReachVision --total-steps 300000", "success_rate"),
     "Push-SAC": Score("--env Push --algo SAC", "success_rate"),

@@ -70,10 +70,10 @@ def test_a_chosen_task_sets_its_own_number_of_steps_unless_another_was_typed() -
     form = Form(RunConfig(), lambda: None)
     env, steps = form.entries["env"], form.entries["total_steps"]
     env.value = "Mission"
-    assert steps.value == "60000000"
+    assert steps.value == "40000000"
     env.value = "Ant-v5"  # declares no number of steps
     env.value = "Ant"
-    assert steps.value == "60000000"
+    assert steps.value == "40000000"
     env.value, steps.value = "Reach", "5000"
     env.value = "Ant"
     assert steps.value == "5000"

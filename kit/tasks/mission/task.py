@@ -81,7 +81,7 @@ class Mission(Task):
     video_speed = 15.0
     score = "win_rate"
     cameras = ("map",)
-    train_steps = 60_000_000
+    train_steps = 40_000_000
     curriculum: Curriculum | None = Curriculum(len(HOLD_SHARES), "win_rate", at_least=0.5, episodes=2000)
     keeps = ("attackers", "defenders", "minds", "field", "discs", "near", "obs", "guard", "opponent")
 
