@@ -73,6 +73,8 @@ CSS = """
   background:var(--jp-layout-color1,Canvas);color:var(--jp-ui-font-color1,CanvasText);
   box-shadow:0 2px 8px rgba(0,0,0,.25)}
 .kit-entry:focus-within .kit-help,.kit-entry .widget-label:hover .kit-help{display:block}
+[data-jp-theme-light=false] .kit-dashboard select{background-image:url('data:image/svg+xml;utf8,\
+<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 18 18"><path fill="white" d="M5 7l4 4 4-4z"/></svg>')!important}
 .kit-fold{border:1px solid rgba(128,128,128,.28);border-radius:4px}
 .kit-choices .widget-inline-hbox{max-width:100%}
 .kit-changed .widget-label{color:#eb6834;font-weight:650}
