@@ -75,7 +75,7 @@ TASKS: dict[tuple[str, str], Row] = {
         "max_grad_norm": 100.0, "log_std_init": -1.6, "normalize": {"norm_obs": False},
     } for env in ("Dishwashing", "DishwashingVideo")},
     # Gymnasium's robots. With less noise at first (0.37, exp of log_std_init = -1) and a falling rate, Ant and
-    # HalfCheetah are three to five times as good after a million steps, and Hopper is worse.
+    # HalfCheetah are more than three times as good after a million steps, and Hopper is worse.
     **{(env, "PPO"): GYMNASIUM for env in ("Hopper-v5", "Walker2d-v5")},
     **{(env, "PPO"): GYMNASIUM | {
         "learning_rate": "lin_0.0003", "log_std_init": -1.0,
