@@ -34,7 +34,7 @@ GOALS: Row = {
     "net_arch": [128, 128], "normalize": {"norm_reward": False},
 }  # fmt: skip
 
-# Shared by Gymnasium's MuJoCo robots; Ant is kit's version of Ant-v5.
+# PPO's own row, normalised, for Gymnasium's MuJoCo robots; Ant is kit's version of Ant-v5.
 GYMNASIUM: Row = {"n_envs": 16, "n_steps": 64, "batch_size": 64, "normalize": True}
 
 # Tuned on two cores; tests/bench/README.md shows the scores over three seeds. gamma = 0.97 has a horizon of 33 steps;

@@ -139,10 +139,10 @@ class Randomizer:
         control_dt_s: float,
         sim: Simulator | None,
         device: torch.device,
-        begun: Callable[[], torch.Tensor] | None = None,
+        is_on: Callable[[], torch.Tensor] | None = None,
     ) -> None:
-        """`begun()` returns whether new episodes are randomised, a bool tensor (). Default: always."""
-        self.terms, self.n, self._begun = terms, n, begun
+        """`is_on` returns a bool tensor (): True if new episodes are randomised. None: they always are."""
+        self.terms, self.n, self._is_on = terms, n, is_on
         self._active = torch.ones(n, dtype=torch.bool, device=device)
         """Whether the env's current episode is randomised."""
         self._every = {name: max(1, round(t.every_s / control_dt_s)) for name, t in terms.items() if t.every_s}
@@ -175,8 +175,8 @@ class Randomizer:
 
     def reset(self, envs: torch.Tensor, generator: torch.Generator) -> None:
         """Draw all terms for the new episodes of the envs where `envs` (n,) bool is True."""
-        if self._begun is not None:
-            self._active = torch.where(envs, self._begun(), self._active)
+        if self._is_on is not None:
+            self._active = torch.where(envs, self._is_on(), self._active)
         self._age.masked_fill_(envs, 0)
         if self._recent is not None:
             self._recent.masked_fill_(envs.view(-1, 1, 1), 0.0)

@@ -72,8 +72,8 @@ class TensorEnv(BatchEnv):
         self.randomizer: Randomizer | None = None
         if task.randomized:
             sim = task.sim if isinstance(task, MujocoTask) else None
-            begun = None if task.curriculum is None else self._in_last_stage
-            self.randomizer = Randomizer(task.randomized, num_envs, task.control_dt_s, sim, self.device, begun)
+            is_on = None if task.curriculum is None else self._in_last_stage
+            self.randomizer = Randomizer(task.randomized, num_envs, task.control_dt_s, sim, self.device, is_on)
         self.reset(seed)
 
     @property

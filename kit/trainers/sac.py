@@ -27,7 +27,7 @@ class SAC(OffPolicyTrainer, sb3.SAC):
 
     :param target_update_interval: gradient steps between two moves of the target networks
     :param target_entropy: entropy that a learnt ent_coef aims at; auto: minus the number of action dimensions
-    :param use_sde_at_warmup: use use_sde in place of uniformly random actions before learning starts
+    :param use_sde_at_warmup: act by the policy, with the noise of use_sde, before learning starts; else at random
     :param critic_warmup: env steps at the start during which only the critics learn; for policies from `start_from`.
         If it is not 0, the run takes no uniformly random actions, and the action noise starts from log_std_init
     """

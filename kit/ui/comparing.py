@@ -227,8 +227,9 @@ def threshold_of(groups: Sequence[Group]) -> float:
 
 
 def standings(runs: Iterable[Run], threshold: float | None = None, usd_per_hour: float = 0.0) -> pd.DataFrame:
-    """Return a ranking of configs as numbers: one row per task and config, best first; those with runs that are not
-    finished come last.
+    """Return a ranking of configs as numbers: one row per task and config, best first.
+
+    Configs with runs that are not finished come last.
 
     Columns:
         seeds: number of runs; finished: number of them that are finished

@@ -136,7 +136,7 @@ class TrainPanel(Panel):
         self.config = (config or RunConfig()).replace(**fields)
         self.dollars_per_hour = dollars_per_hour
         self._starting = False
-        self._others: list[str] = []
+        self._at_work: list[str] = []  # names of the runs that were training when the form was last read
 
     def find_run(self) -> Run:
         """Return the run that the panel shows, or else the latest run with a policy of its name, env and algorithm.
@@ -213,7 +213,7 @@ class TrainPanel(Panel):
     def _beat(self) -> None:
         self._watch_again()
         self._draw_watch_button()
-        if not (self.is_working or self._starting) and self._others != names_of_working(self.config.runs_dir):
+        if not (self.is_working or self._starting) and self._at_work != names_of_working(self.config.runs_dir):
             self._edited()  # the estimate says which other run slows this one down
 
     def _watch_again(self) -> None:
@@ -244,6 +244,7 @@ class TrainPanel(Panel):
     def _edited(self, estimate: bool = True) -> None:
         """Show an error at once; without an error, show an estimate once it is computed, if `estimate`."""
         self.estimator.cancel()
+        self._at_work = names_of_working(self.config.runs_dir)
         try:
             self.config, price = self.form.read(), self.form.read_price()
             if self.config.run_name and not self.is_working:
@@ -251,7 +252,6 @@ class TrainPanel(Panel):
         except UserError as error:
             self._show_label(str(error), False)
             return
-        self._others = names_of_working(self.config.runs_dir)
         self._update_title()
         self.task.choose(self.config.env, self.config.env_options)
         self.code.choose(self.config)
@@ -316,7 +316,6 @@ class TrainPanel(Panel):
             time.sleep(LATE_EDITS_S)
             run = launch(self.form.read())
         except UserError as error:
-            self._starting = False
             self.say("")
             self._show_label(str(error), valid=False)
             self.train_button.disabled = self.is_working  # the cause may lie outside the form, such as no connection
