@@ -33,7 +33,7 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,6 +68,7 @@ COLUMNS = (
     "task", "algo", "worlds", "bare", "env", "train", "env/bare", "train/bare", "waits", "launches", "busy", "MB/world",
     "MB/world, train", "repeats", "prepared, s",
 )  # fmt: skip
+PARTS = ("tests", "table", "memory", "launch")
 TINY = 8
 MEMORY_WORLDS = (512, 1024, 2048, 4096)
 MJLAB = ["-m", "mjlab.scripts.train", "Mjlab-Velocity-Flat-Unitree-G1", "--env.scene.num-envs", "2048",
@@ -103,15 +104,22 @@ class Report:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=[case.env for case in CASES], help="only these tasks, no tests")
+    parser.add_argument("--only", nargs="+", choices=[case.env for case in CASES], help="only these tasks")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, help="default: all, with --only no tests and no memory")
     parser.add_argument("--worlds", type=int, nargs="+", help="numbers of envs; default: one number per task")
     parser.add_argument("--seconds", type=float, default=5.0, help="minimum duration of each measurement")
     parser.add_argument("--minutes", type=float, default=9.5, help="begin nothing after this time")
     parser.add_argument("--pretend", action="store_true", help="run on a pretended GPU (tests/card.py), in tiny sizes")
+    parser.add_argument("--row", nargs=2, metavar=("TASK", "ENVS"), help="measure one row in this process, no more")
     parser.add_argument("--mjlab-python", help="Python interpreter of an environment with mjlab")
     parser.add_argument("--playground-python", help="Python interpreter of an environment with mujoco_playground")
     parser.add_argument("--output", type=Path, help="write the report to this file too")
     args = parser.parse_args()
+    if args.row:
+        machine()
+        print(row(next(case for case in CASES if case.env == args.row[0]), int(args.row[1]), args.seconds))
+        return
+    parts = args.parts or (("table", "launch") if args.only else PARTS)
     deadline = time.monotonic() + 60 * args.minutes
     report = Report(args.output)
     if args.pretend:
@@ -120,17 +128,18 @@ def main() -> None:
         card.install()
         args.seconds = min(args.seconds, 0.05)
     report(machine())
-    if not args.only:
+    if "tests" in parts:
         report("\n" + attempt(lambda: tests(args.pretend)))
     report(f"\n| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}")
-    for case in CASES:
+    for case in CASES if "table" in parts else ():
         for worlds in args.worlds or [case.worlds]:
             if time.monotonic() > deadline:
                 report(f"\n{case.env}: not measured, {args.minutes:g} minutes are over")
             elif not args.only or case.env in args.only:
-                report(attempt(lambda case=case, n=worlds: row(case, TINY if args.pretend else n, args.seconds)))
+                measure, n = (row, TINY) if args.pretend else (alone, worlds)
+                report(attempt(lambda case=case, n=n, measure=measure: measure(case, n, args.seconds)))
     report("")
-    for line in further(args):
+    for line in further(args, parts):
         if time.monotonic() > deadline:
             break
         report(attempt(line))
@@ -166,6 +175,13 @@ def tests(pretend: bool) -> str:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     failed = "".join(f"\n{line}" for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR")))
     return f"tests: {done.stdout.strip().splitlines()[-1] if done.stdout.strip() else done.stderr[-300:]}{failed}"
+
+
+def alone(case: Case, worlds: int, seconds: float) -> str:
+    """Measure `case` in a process of its own: after an error in a kernel, its process can use the GPU no more."""
+    command = [sys.executable, __file__, "--row", case.env, str(worlds), "--seconds", str(seconds)]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    return done.stdout.strip().splitlines()[-1]
 
 
 def row(case: Case, worlds: int, seconds: float) -> str:
@@ -302,12 +318,12 @@ def used_memory() -> int:
     return total - free
 
 
-def further(args: argparse.Namespace) -> Iterator[Callable[[], str]]:
+def further(args: argparse.Namespace, parts: Sequence[str]) -> Iterator[Callable[[], str]]:
     """Yield what is measured after the table, each as a function that returns a line."""
-    if not args.only:
+    if "memory" in parts:
         for worlds in (TINY,) if args.pretend else MEMORY_WORLDS:
             yield lambda n=worlds: memory(n)
-    if not args.pretend:
+    if "launch" in parts and not args.pretend:
         for case in CASES:
             if case.env != "Mission" and (not args.only or case.env in args.only):
                 yield lambda case=case: first_launch(case.env)
