@@ -299,12 +299,12 @@ def profile(work: Callable[[], object], env_steps: int) -> tuple[float, float, f
     if torch.version.cuda is None:  # the pretended GPU
         return waits, 0.0, 0.0
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    torch.cuda.synchronize()
-    started = time.perf_counter()
     with torch.profiler.profile(activities=activities) as profiler:
+        torch.cuda.synchronize()
+        started = time.perf_counter()
         work()
         torch.cuda.synchronize()
-    seconds = time.perf_counter() - started
+        seconds = time.perf_counter() - started  # reading the profile takes seconds more
     averages = profiler.key_averages()
     launches = sum(event.count for event in averages if event.key.startswith(("cudaLaunchKernel", "cuLaunchKernel")))
     return waits, launches / env_steps, sum(event.self_device_time_total for event in averages) / 1e6 / seconds
