@@ -4,10 +4,11 @@ The same config gets the same plan on the same kind of machine. "auto" is resolv
 
     row       starting values of the hyperparameters: tuned for the task and algorithm (`kit.presets`), else the
               algorithm's own (`Algorithm.row`)
-    n_envs    the value in the row. For PPO and RecurrentPPO (`Algorithm.more_envs`) it is doubled as long as it stays
-              within `ENVS_PER_CORE` per core (without physics, `ENVS_PER_CORE_NO_PHYSICS`) and the run has
-              `MIN_ROLLOUTS` rollouts, but never for physics on a GPU or with another preset than auto. A run that
-              runs out of memory halves n_envs if `Algorithm.fewer_envs`
+    n_envs    the value in the row. For PPO and RecurrentPPO (`Algorithm.more_envs`), and only with preset auto, it is
+              doubled as long as it stays within `ENVS_PER_CORE` per core (without physics, `ENVS_PER_CORE_NO_PHYSICS`,
+              on a GPU `ENVS_ON_CUDA_NO_PHYSICS` in all) and the run has `MIN_ROLLOUTS` rollouts. For physics on a GPU
+              the row's number is halved instead, until the run has as many rollouts. A run that runs out of memory
+              halves n_envs if `Algorithm.fewer_envs`
     device    a GPU if one works and the policy sees images or the row or preset is tuned for GPUs; else the CPU
     batch     for PPO and RecurrentPPO, the largest divisor of the rollout's size that is no larger than the batch size
               in the row
@@ -26,7 +27,7 @@ from kit.envs.groups import OPTION as OBS_GROUPS
 from kit.envs.obs import TEACHER
 from kit.errors import UserError
 from kit.machine import limits, settings
-from kit.presets import NAMED, TASKS, TASKS_ON_CUDA, Row
+from kit.presets import NAMED, PPO_ON_CUDA, TASKS, TASKS_ON_CUDA, Row
 from kit.trainers import algorithm
 from kit.trainers.algorithm import Algorithm
 from kit.trainers.arguments import complete, nested
@@ -41,6 +42,7 @@ ENVS_PER_CORE = 16
 0.9 of their best speed."""
 ENVS_PER_CORE_NO_PHYSICS = 1024
 """Most envs per core for tasks without physics, where the time of a step depends little on the number of envs."""
+ENVS_ON_CUDA_NO_PHYSICS = 4096
 MIN_ROLLOUTS = 20
 """Rollouts that a run must still have when "auto" raises n_envs: Reach scores 4.25 with 24 rollouts, 4.11 with 12."""
 
@@ -100,8 +102,9 @@ def plan(config: RunConfig) -> Plan:
         kinds = " or ".join(kind.__name__ for kind in record.actions)
         raise UserError(f"algo={config.algo!r} acts in {kinds} spaces and env={config.env!r} has {env.action_space}.")
     stacks = encoders.sees_clips(env.observation_space, env.obs_groups)
-    device = device_of(config, encoders.sees_images(env.observation_space))
-    row = row_of(record, config, device)
+    images = encoders.sees_images(env.observation_space)
+    device = device_of(config, images)
+    row = row_of(record, config, device, on_gpu=device != "cpu" and env.physics and not images)
     hyper = complete(record, row, config.overrides)
     n_envs = config.n_envs if isinstance(config.n_envs, int) else _auto_n_envs(record, config, row, device, env.physics)
     resolved = config.replace(
@@ -187,8 +190,11 @@ def config_of_rank(record: Algorithm, config: RunConfig, rank: int = 0, on_this_
     )
 
 
-def row_of(record: Algorithm, config: RunConfig, device: str) -> Row:
-    """Return the hyperparameters of the config's preset, before the user's overrides."""
+def row_of(record: Algorithm, config: RunConfig, device: str, on_gpu: bool) -> Row:
+    """Return the hyperparameters of the config's preset, before the user's overrides.
+
+    `on_gpu`: a GPU simulates MuJoCo, and the policy sees no images.
+    """
     if config.preset == "sb3":
         return record.stock_row
     if config.preset in NAMED:
@@ -197,7 +203,8 @@ def row_of(record: Algorithm, config: RunConfig, device: str) -> Row:
     rows = TASKS if device == "cpu" else TASKS | TASKS_ON_CUDA
     kind = config.env.partition(":")[0]
     env = kind if kind in ROBOT_TASKS else config.env
-    return rows.get((env, config.algo), record.row)
+    row = rows.get((env, config.algo), record.row)
+    return row | PPO_ON_CUDA if on_gpu and config.algo == "PPO" else row
 
 
 def device_of(config: RunConfig, images: bool) -> str:
@@ -217,10 +224,15 @@ def device_of(config: RunConfig, images: bool) -> str:
 def _auto_n_envs(record: Algorithm, config: RunConfig, row: Row, device: str, physics: bool) -> int:
     """Return the number of envs for n_envs="auto"."""
     n_envs, per_core = int(row.get("n_envs", 1)), ENVS_PER_CORE if physics else ENVS_PER_CORE_NO_PHYSICS
-    if config.preset != "auto" or not record.more_envs or (device != "cpu" and physics):
+    if config.preset != "auto" or not record.more_envs:
         return n_envs
     n_steps = int({"n_steps": 2048, **row, **config.overrides}["n_steps"])
-    most = min(per_core * limits.usable_cores(), config.total_steps // (MIN_ROLLOUTS * n_steps))
+    most = config.total_steps // (MIN_ROLLOUTS * n_steps)
+    if device != "cpu" and physics:
+        while n_envs > max(most, ENVS_PER_CORE):
+            n_envs //= 2
+        return n_envs
+    most = min(most, per_core * limits.usable_cores() if device == "cpu" else ENVS_ON_CUDA_NO_PHYSICS)
     while 2 * n_envs <= most:
         n_envs *= 2
     return n_envs

@@ -132,6 +132,7 @@ def of_task(name: str) -> Modules:
     mujoco.mj_forward(model, state)
     with _found() as found:
         warp_model = mjw.put_model(model)
+        warp_model.opt.warn_overflow, warp_model.opt.graph_conditional = 0, True  # as `WarpSim` does
         data = mjw.make_data(model, 8, nconmax=sizes.contacts, njmax=sizes.constraints)
         mjw.step(warp_model, data)
         mjw.forward(warp_model, data)
@@ -152,6 +153,23 @@ def build(module: Any, block: int, arch: int, folder: Path) -> Path:
     into = folder / str(arch) / module.get_module_identifier(block)
     module._compile(None, str(into), output_arch=arch, use_ptx=False, options=options)
     return into
+
+
+def parameters_read_as_local(module: Any, block: int, arch: int, folder: Path) -> list[str]:
+    """Return the lines of `module`'s PTX that read a kernel's parameter as local memory, an illegal access on a GPU.
+
+    NVRTC 12.9 makes such code of a struct parameter that a branch passes on to a function; found on an H100.
+    """
+    from kit.sim.kernels import wp
+
+    options = module.resolve_options(wp.config, block)
+    module.get_module_hash(block)
+    into = folder / "ptx" / module.get_module_identifier(block)
+    module._compile(None, str(into), output_arch=arch, use_ptx=True, options=options)
+    (file,) = into.glob("*.ptx")
+    code = file.read_text(errors="replace")
+    parameters = "|".join(map(re.escape, re.findall(r"cvta\.param\.u64\s+(%rd\d+)", code))) or "none"
+    return re.findall(rf".*cvta\.to\.local\.u64\s+%rd\d+, (?:{parameters});", code)
 
 
 def resources(folder: Path) -> dict[str, tuple[int, int]]:

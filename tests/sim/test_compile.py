@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench.compile import ARCHS, build, own
+from tests.bench.compile import ARCHS, build, own, parameters_read_as_local
 
 
 @pytest.mark.parametrize("arch", ARCHS)
@@ -15,3 +15,9 @@ def test_own_kernels_compile_for_gpus_that_are_not_here(tmp_path: Path, arch: in
         (binary,) = build(module, block, arch, tmp_path).rglob("*.cubin")
         code = binary.read_bytes()
         assert code.startswith(b"\x7fELF") and all(f"{kernel}_".encode() in code for kernel in kernels)
+
+
+@pytest.mark.parametrize("arch", [75, 90])
+def test_no_kernel_reads_its_parameters_as_local_memory(tmp_path: Path, arch: int) -> None:
+    for module, block in own():
+        assert not parameters_read_as_local(module, block, arch, tmp_path)

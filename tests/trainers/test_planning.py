@@ -43,6 +43,17 @@ def test_auto_n_envs_of_a_task_without_physics_reaches_thousands(steps, worlds):
     assert resolve(RunConfig(env="Mission", preset="fast")).n_envs == 16
 
 
+@pytest.mark.parametrize(("env", "steps", "worlds"), [
+    ("Ant", 100_000, 128), ("Ant", 10_000_000, 2048), ("Mission", 40_000_000, 4096),
+])  # fmt: skip
+def test_auto_n_envs_on_a_gpu_are_thousands_unless_the_run_is_short(env, steps, worlds, monkeypatch):
+    """Twenty rollouts of 128 × 24 steps are 61,440 steps, of 256 × 24 more than 100,000."""
+    monkeypatch.setattr(planning, "device_of", lambda config, images: "cuda")
+    resolved = resolve(RunConfig(env=env, total_steps=steps))
+    assert resolved.n_envs == worlds
+    assert resolved.overrides["n_steps"] == (24 if env == "Ant" else 16)
+
+
 def test_resolved_values_are_summarised_in_a_sentence():
     asked = RunConfig(env="Reach", total_steps=100_000)
     assert plan(asked).sentence == (

@@ -59,7 +59,7 @@ def look(
         seen = bool(False)
         for k in range(4):  # air units first, because they see further
             if not seen:
-                seen = seen_by_attacker(c, discs, attackers[3 - k], d, 3 - k < 2)
+                seen = seen_by_attacker(wp.where(k < 2, c.air_sight, c.ground_sight), discs, attackers[3 - k], d, k > 1)
         known = wp.where(seen, 1.0, 0.0)
         s.obs[w, 14 + 6 * j] = known
         s.obs[w, 15 + 6 * j] = known * (d[0] - zone[0]) * NEAR
@@ -97,7 +97,7 @@ def look_out(
         seen = bool(False)
         for j in range(3):
             if not seen:
-                seen = seen_by_defender(c, discs, defenders[j], a, i < 2)
+                seen = seen_by_defender(c.sight, c.sight_cos, discs, defenders[j], a, i < 2)
         known = wp.where(seen, 1.0, 0.0)
         s.guard[w, 15 + 3 * i] = known
         s.guard[w, 16 + 3 * i] = known * (a[0] - zone[0]) * NEAR
@@ -160,7 +160,7 @@ def step(c: Constants, s: Games, attack: wp.array2d(dtype=wp.int64), defend: wp.
                 if far[i] <= c.leash:
                     cost = wp.length(place(a) - place(d)) + c.threat * far[i]
                     if cost < least:
-                        if seen_by_defender(c, discs, d, a, i < 2):
+                        if seen_by_defender(c.sight, c.sight_cos, discs, d, a, i < 2):
                             least = cost
                             goal = place(a)
                             alert = c.memory + float(c.ticks)

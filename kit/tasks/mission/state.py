@@ -219,28 +219,31 @@ def base(field: wp.vec4, i: int) -> wp.vec2:
 
 
 @wp.func
-def seen_by_defender(c: Constants, discs: Discs, d: wp.vec4, a: wp.vec4, on_ground: bool) -> bool:
-    """Return whether the defender `d` sees the attacker `a`."""
+def seen_by_defender(sight: float, sight_cos: float, discs: Discs, d: wp.vec4, a: wp.vec4, on_ground: bool) -> bool:
+    """Return whether the defender `d` sees the attacker `a`, up to `sight` m away.
+
+    It takes numbers instead of `Constants`: of a struct that a branch passes on, NVRTC 12.9 read the parameter as local
+    memory (`cvta.param` then `cvta.to.local`), an illegal access on an H100. tests/sim/test_compile.py
+    looks for it.
+    """
     seen = bool(False)
     to = place(a) - place(d)
     square = wp.dot(to, to)
-    if a[2] == 0.0 and square <= c.sight * c.sight:
-        seen = wp.dot(to, wp.vec2(d[2], d[3])) >= c.sight_cos * wp.sqrt(square)
+    if a[2] == 0.0 and square <= sight * sight:
+        seen = wp.dot(to, wp.vec2(d[2], d[3])) >= sight_cos * wp.sqrt(square)
         if seen and on_ground:
             seen = not hidden(discs, place(d), place(a))
     return seen
 
 
 @wp.func
-def seen_by_attacker(c: Constants, discs: Discs, a: wp.vec4, d: wp.vec4, on_ground: bool) -> bool:
-    """Return whether the attacker `a` sees the defender `d`."""
+def seen_by_attacker(sight: float, discs: Discs, a: wp.vec4, d: wp.vec4, on_ground: bool) -> bool:
+    """Return whether the attacker `a` sees the defender `d`, up to `sight` m away."""
     seen = bool(False)
     to = place(d) - place(a)
     square = wp.dot(to, to)
-    if a[2] == 0.0:
+    if a[2] == 0.0 and square <= sight * sight:
+        seen = True
         if on_ground:
-            if square <= c.ground_sight * c.ground_sight:
-                seen = not hidden(discs, place(a), place(d))
-        else:
-            seen = square <= c.air_sight * c.air_sight
+            seen = not hidden(discs, place(a), place(d))
     return seen
