@@ -225,7 +225,7 @@ def row(case: Case, worlds: int, seconds: float) -> str:
     # `learn` reads metrics at its end; a run on a GPU reads them as often
     steps = per_iteration if worlds == TINY else READ_EVERY * per_iteration
     trained = rate(lambda: trainer.learn(steps, reset_num_timesteps=False), steps, seconds, turns=1)
-    waits, launches, busy = profile(lambda: trainer.learn(steps, reset_num_timesteps=False), steps // worlds)
+    waits, launches, busy = profile(lambda n: trainer.learn(n, reset_num_timesteps=False), worlds, steps, per_iteration)
     train_memory = used_memory() - empty
     env.close()
     torch.cuda.empty_cache()
@@ -284,30 +284,34 @@ def repeats(env: Any, action: Any, steps: int) -> str:
     return "all" if len(equal) == len(ends[0]) else f"{len(equal)} of {len(ends[0])}"
 
 
-def profile(work: Callable[[], object], env_steps: int) -> tuple[float, float, float]:
-    """Return waits and single kernel launches per env step of `work`, and the share of time the GPU is busy."""
+def profile(work: Callable[[int], object], worlds: int, steps: int, few: int) -> tuple[float, float, float]:
+    """Return waits and single kernel launches per env step of training, and the share of time the GPU is busy.
+
+    `work` trains for a number of steps: `steps` of `worlds` envs to count waits, `few` for torch's profiler, which
+    takes long to read an iteration's ten thousands of kernels.
+    """
     import torch
 
     torch.cuda.set_sync_debug_mode("warn")
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            work()
+            work(steps)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    waits = sum("synchronizing CUDA operation" in str(each.message) for each in caught) / env_steps
+    waits = worlds * sum("synchronizing CUDA operation" in str(each.message) for each in caught) / steps
     if torch.version.cuda is None:  # the pretended GPU
         return waits, 0.0, 0.0
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profiler:
         torch.cuda.synchronize()
         started = time.perf_counter()
-        work()
+        work(few)
         torch.cuda.synchronize()
         seconds = time.perf_counter() - started  # reading the profile takes seconds more
     averages = profiler.key_averages()
     launches = sum(event.count for event in averages if event.key.startswith(("cudaLaunchKernel", "cuLaunchKernel")))
-    return waits, launches / env_steps, sum(event.self_device_time_total for event in averages) / 1e6 / seconds
+    return waits, worlds * launches / few, sum(event.self_device_time_total for event in averages) / 1e6 / seconds
 
 
 def used_memory() -> int:
