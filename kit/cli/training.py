@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -55,13 +56,15 @@ def add_commands(add: Add) -> None:
     for sub in (train, resume, batch):
         sub.add_argument("--trust", action="store_true", help=TRUST)
 
-    rent = add("cloud", "rent machines through SkyPilot, or from Hugging Face Jobs", _cloud, reports=True)
+    rent = add("cloud", "rent machines: through SkyPilot, on Hugging Face Jobs or on Colab", _cloud, reports=True)
     rent.add_argument(
         "action", choices=("plan", "task", "launch"),
         help="plan: compare prices and times; task: print what would be sent; launch: start it",
     )  # fmt: skip
     rent.add_argument("config", metavar="CONFIG.yaml", help="a file as for kit train or kit batch, with a store")
-    rent.add_argument("--cloud", help="aws, runpod, lambda, or hf for Hugging Face Jobs; default: SkyPilot's cheapest")
+    rent.add_argument(
+        "--cloud", help="aws, runpod, lambda, hf (Hugging Face Jobs) or colab; default: SkyPilot's cheapest"
+    )
     rent.add_argument("--gpu", metavar="NAME", help="GPU, such as L4 or A100:1; for hf its machine, such as t4-small")
     rent.add_argument("--cpus", type=int, default=8, metavar="N", help="vCPUs if there is no GPU; default: 8")
     rent.add_argument("--on-demand", action="store_true", help="rent on-demand machines, not spot machines")
@@ -189,6 +192,8 @@ def _print_jobs(options: argparse.Namespace, results: Results | Sweep) -> int:
 def _cloud(options: argparse.Namespace) -> int:
     from kit.scale import cloud, hf_jobs
 
+    if options.cloud == "colab":
+        return _on_colab(options)
     if options.action == "plan":
         from kit.measure.auto import resolve
         from kit.measure.speed import probe
@@ -213,6 +218,22 @@ def _cloud(options: argparse.Namespace) -> int:
     if options.action == "launch":
         return cloud.launch(task)
     return print_value(options, task, cloud.to_yaml(task).rstrip())
+
+
+def _on_colab(options: argparse.Namespace) -> int:
+    """Print what would run on a Colab machine, or run it there."""
+    from kit.scale import cloud, colab
+
+    if options.action == "plan" or options.dollars is not None:
+        raise UserError("cloud='colab' costs compute units, not dollars: `colab usage` shows yours. Give --hours.")
+    if options.volume is not None:
+        raise UserError(f"volume={options.volume!r} works only on runpod; use a store instead.")
+    task = cloud.task(options.config, spot=False, hours=options.hours)
+    commands = [["colab", *words] for words in colab.commands(task, "FOLDER", options.gpu, options.hours)]
+    if options.action == "launch":
+        return colab.launch(task, options.gpu, options.hours)
+    lines = [*map(shlex.join, commands), "", "# FOLDER/job.py", colab.script(task).rstrip()]
+    return print_value(options, {"commands": commands, "script": colab.script(task)}, "\n".join(lines))
 
 
 def _hf_job(options: argparse.Namespace) -> int:

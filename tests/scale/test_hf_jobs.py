@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from kit.cli import main
 from kit.errors import UserError
 from kit.runs.run import Run
 from kit.scale import cloud, hf_jobs
+from tests.stores import live
 from tests.stores.conftest import hub  # noqa: F401
 from tests.stores.hub_server import OTHER_TOKEN, WRITE_TOKEN, HubServer
 
@@ -85,3 +87,19 @@ def test_when_the_time_is_over_runs_stop_with_a_checkpoint_and_the_task_succeeds
     assert run.status()["state"] == "interrupted" and run.status()["step"] > 0
     assert run.checkpoints() and run.checkpoints()[-1].step == run.status()["step"]
     assert (jobs / "store/long-reach-ppo-s0/latest.json").exists(), "it was copied before the task ended"
+
+
+@pytest.mark.live
+@pytest.mark.timeout(1200)
+def test_a_real_job_trains_and_its_run_arrives_in_the_store(jobs: Path) -> None:
+    """On the Hub's smallest machine, for less than a cent; needs a token that may start jobs."""
+    huggingface_hub = pytest.importorskip("huggingface_hub")
+    with live.hub() as store:
+        Path("reach.yaml").write_text(yaml.safe_dump({"env": "Reach", "total_steps": 20_000, "store": store}))
+        smallest = hf_jobs.machines()[0]
+        planned = hf_jobs.job("reach.yaml", smallest.name, max(0.01, smallest.usd_per_h * hf_jobs.LEAST_S / 3600))
+        page, api = hf_jobs.launch(planned), huggingface_hub.HfApi()
+        while (job := api.inspect_job(job_id=page.rpartition("/")[2])).status.stage in ("SCHEDULING", "RUNNING"):
+            time.sleep(10)
+        assert job.status.stage == "COMPLETED", job.status
+        assert any(name.endswith("latest.json") for name in api.list_repo_files(store.removeprefix("hf://")))
