@@ -1,4 +1,4 @@
-"""Advice in sentences: preset, duration, price and disk use of a run on this machine, from its measured speed."""
+"""Advice in sentences: duration, price and disk use of a run on this machine, from its measured speed."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from kit.config import RunConfig, byte_count
 from kit.machine import places, settings
 from kit.machine.info import Machine, describe
 from kit.measure.speed import Speed, duration
+from kit.presets import NAMED, PPO_ON_CUDA
 
 if TYPE_CHECKING:
     import pandas as pd
 
 PROOF_STEPS, PROOF_ENVS = 8192, 32
 """Steps and envs of a trial run: about a minute on a CPU, uses every part of training, learns little."""
+ENVS_ON_GPU = int(PPO_ON_CUDA["n_envs"])
 NEED_GPU = ("G1Joystick",)
 """Tasks that take a day or more on a CPU."""
 DOLLARS_PER_HOUR = {
@@ -29,19 +31,18 @@ DOLLARS_PER_HOUR = {
 
 @dataclass(frozen=True)
 class Advice:
-    """A recommended preset and the reasons. Prints as sentences."""
+    """What to know before training. Prints as sentences."""
 
-    preset: str
     sentences: tuple[str, ...]
 
     def __str__(self) -> str:
-        return "\n".join((f'preset = "{self.preset}"', *(f"  - {sentence}" for sentence in self.sentences)))
+        return "\n".join(f"- {sentence}" for sentence in self.sentences)
 
     __repr__ = __str__
 
 
 def advise(config: RunConfig, speed: Speed, machine: Machine | None = None) -> Advice:
-    """Recommend a preset for this machine; say how long `config` takes at its measured `speed`, and the price."""
+    """Say how long `config` takes at its measured `speed`, the price, and what would make it faster here."""
     machine = machine or describe()
     takes = estimate(config, speed, machine)
     sentences = [f"{config.total_steps:,} steps of {speed.env} with {speed.algo} take {takes}."]
@@ -53,14 +54,16 @@ def advise(config: RunConfig, speed: Speed, machine: Machine | None = None) -> A
     else:
         sentences.append(f"Physics takes {share:.0%} of the time, the network the rest: a good balance.")
     if not machine.gpus:
-        sentences.append("Without a GPU, Reach and Ant train well; humanoids and vision need one.")
+        sentences.append("Without a GPU, arms, dogs and Ant train well; humanoids and vision need one.")
     elif speed.device == "cpu":
         gpu = machine.gpus[0].name
-        sentences.append(f'{gpu} is not used; presets fast, heavy and beast with device = "cuda" use it.')
+        sentences.append(f'{gpu} is not used. device = "cuda" lets PPO step {ENVS_ON_GPU:,} envs at once on it.')
+    if config.preset in NAMED:
+        sentences.append(f'preset = "{config.preset}" has a larger network and is tuned for no task; "auto" is.')
     place = places.where()
     if place.loses_disk:
         sentences.append(f"This machine can be taken away: {place.keeps}.")
-    return Advice(_preset(machine), tuple(sentences))
+    return Advice(tuple(sentences))
 
 
 def estimate(
@@ -109,12 +112,6 @@ def disk_use(config: RunConfig) -> str:
     space = f"{free / 1e9:,.3g} GB of free disk space"
     limit = f" of {space}" if budget <= free else f", but there are only {space}"
     return f"checkpoints take at most {config.disk_budget}{limit}"
-
-
-def _preset(machine: Machine) -> str:
-    """Return the largest preset that fits the GPU's memory; without a GPU "auto", the task's own settings."""
-    gib = max((gpu.memory_bytes for gpu in machine.gpus), default=0) / 2**30
-    return "beast" if gib >= 40 else "heavy" if gib >= 20 else "fast" if gib else "auto"
 
 
 def within_reach(config: RunConfig) -> RunConfig:
