@@ -18,6 +18,7 @@ from kit.trainers import make_trainer
 from kit.trainers.planning import plan
 from tests.runs.crash import complete, create, cut_twice
 from tests.runs.test_resume import assert_same_end
+from tests.stores.conftest import hub  # noqa: F401
 
 CHASE, STATE = "tests.envs.chase:Chase", "tests.envs.chase:ChaseState"
 SMALL = {"batch_size": 32, "gradient_steps": 4, "policy_kwargs": {"net_arch": [16]}}
@@ -118,10 +119,12 @@ def test_half_of_each_sac_minibatch_is_from_the_dataset(numbers):
     assert torch.allclose(batch.actions[batch.actions[:, 0] != 3.0, 0], scripted, atol=1e-5)
 
 
-def test_dataset_is_read_from_a_store(tmp_path, numbers):
+@pytest.mark.parametrize("url", ["file://{}/sets", "hf://me/sets"])
+def test_dataset_is_read_from_a_store(tmp_path, numbers, url, hub):  # noqa: F811
+    """hf:// by the real client from a Hub on loopback."""
     from kit.stores import open_store
 
-    store = open_store(f"memory://sets-{tmp_path.name}", write=True)
+    store = open_store(url.format(tmp_path), write=True)
     store.put({f"data/{path.name}": path for path in numbers.iterdir()})
     config = RunConfig(env=STATE, algo="BC", dataset=store.url)
     env = kit.make_vec(STATE, 1, "cpu", 0, 1)
