@@ -157,15 +157,23 @@ def learner_side(env: str, env_options: Mapping[str, Any]) -> str:
 
 
 def describe(env: str, env_options: Mapping[str, Any] | None = None) -> Spaces:
-    """Return the spaces and properties of one env. Raises `UserError` if the env cannot be made."""
-    return _describe(env, json.dumps(env_options or {}, sort_keys=True))
+    """Return the spaces and properties of one env. Raises `UserError` if the env cannot be made.
+
+    They are remembered until the env's class or registration is another, as after an edit in a notebook that reloads.
+    """
+    key, entry = (env, json.dumps(env_options or {}, sort_keys=True)), find(env)
+    if key not in _described or _described[key][0] is not entry:
+        _described[key] = entry, _describe(env, entry, json.loads(key[1]))
+    return _described[key][1]
 
 
-@functools.lru_cache(maxsize=32)
-def _describe(env: str, options: str) -> Spaces:
-    entry = find(env)
+_described: dict[tuple[str, str], tuple[Any, Spaces]] = {}
+"""(env, options as JSON) -> class or registration, and its spaces."""
+
+
+def _describe(env: str, entry: Any, options: dict[str, Any]) -> Spaces:
     if _is_task(entry):
-        task = _construct(env, entry, json.loads(options))
+        task = _construct(env, entry, options)
         from kit.envs.groups import delivered_obs
 
         obs = delivered_obs(task)
@@ -175,7 +183,7 @@ def _describe(env: str, options: str) -> Spaces:
         )  # fmt: skip
     from kit.envs.gymnasium_env import GymnasiumEnv
 
-    one = GymnasiumEnv(entry, 1, **json.loads(options))
+    one = GymnasiumEnv(entry, 1, **options)
     one.close()
     return Spaces(one.observation_space, one.action_space, False, obs_groups=one.obs_groups)
 

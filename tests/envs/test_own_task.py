@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -44,6 +45,21 @@ def test_a_class_in_a_module_is_found_and_given_its_options() -> None:
 def test_bad_names_and_options_are_one_sentence_errors(env: str, options: dict[str, int], says: str) -> None:
     with pytest.raises(UserError, match=says):
         kit.make_vec(env, 1, env_options=options)
+
+
+def test_a_module_that_was_edited_and_reloaded_is_described_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a notebook with %autoreload: the panel's plan must be of the task that trains."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    file, code = tmp_path / "hallway.py", "from tests.envs.corridor import Corridor\nclass Hallway(Corridor):\n    {}\n"
+    file.write_text(code.format("pass"))
+    before = envs.describe("hallway:Hallway")
+    assert envs.describe("hallway:Hallway") is before and before.scripts == ()
+    file.write_text(code.format("scripts = ('forward', 'backward')"))  # of another length, which Python's cache notices
+    importlib.reload(sys.modules["hallway"])
+    assert envs.describe("hallway:Hallway").scripts == ("scripted", "scripted:forward", "scripted:backward")
 
 
 def test_observations_of_any_shape_and_type_by_hand() -> None:
