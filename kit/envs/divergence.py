@@ -21,6 +21,8 @@ AT_MOST = 4
 RECORDED_ENVS, UNREAD_STEPS = 256, 128
 """On a GPU: number of envs that are recorded, and steps between two calls of `take` that a recording survives. Looking
 for a divergence after each step would wait for the GPU."""
+_RANDOMIZED = "randomized"
+"""Column of the ring: 1 if the episode is randomised."""
 
 
 class Divergence(NamedTuple):
@@ -30,7 +32,8 @@ class Divergence(NamedTuple):
     length: int
     """Number of steps of the episode, with the one that diverged."""
     rows: dict[str, torch.Tensor]
-    """"qpos" (t, nq), "qvel" (t, nv), "action" (t, act), and "randomize.NAME" (t, values) for each randomised term."""
+    """"qpos" (t, nq), "qvel" (t, nv), "action" (t, act), and "randomize.NAME" (t, values) for each randomised term. An
+    episode that was not randomised, as in the first stages of a curriculum, lacks the last."""
 
 
 class Recorder:
@@ -40,7 +43,10 @@ class Recorder:
         self._on_cpu = sim.device.type == "cpu"
         n = n if self._on_cpu else min(n, RECORDED_ENVS)
         self._keep, self._n = max(1, round(SECONDS / dt_s)), n
-        drawn = {} if randomizer is None else {f"randomize.{name}": x[:n] for name, x in randomizer.drawn.items()}
+        drawn: dict[str, torch.Tensor] = {}
+        if randomizer is not None:
+            drawn = {f"randomize.{name}": x[:n] for name, x in randomizer.drawn.items()}
+            drawn[_RANDOMIZED] = randomizer.active[:n].unsqueeze(1)
         self._sources = {"qpos": sim.qpos[:n], "qvel": sim.qvel[:n], **drawn}
         self._widths = {name: x.shape[1] for name, x in self._sources.items()} | {"action": act}
         steps = self._keep + (0 if self._on_cpu else UNREAD_STEPS)
@@ -85,5 +91,8 @@ class Recorder:
         count = min(length, self._keep, self._recorded)  # a resumed episode has steps that were not recorded
         steps = (row - torch.arange(count).flip(0)) % len(self._ring)
         values = self._ring[steps.to(self._ring.device), env].cpu()
-        columns = values.split(list(self._widths.values()), 1)
-        self._found.append(Divergence(env, length, dict(zip(self._widths, columns, strict=True))))
+        rows = dict(zip(self._widths, values.split(list(self._widths.values()), 1), strict=True))
+        randomized = rows.pop(_RANDOMIZED, None)
+        if randomized is not None and not randomized.any():
+            rows = {name: x for name, x in rows.items() if not name.startswith("randomize.")}
+        self._found.append(Divergence(env, length, rows))

@@ -144,7 +144,6 @@ class Randomizer:
         """`is_on` returns a bool tensor (): True if new episodes are randomised. None: they always are."""
         self.terms, self.n, self._is_on = terms, n, is_on
         self._active = torch.ones(n, dtype=torch.bool, device=device)
-        """Whether the env's current episode is randomised."""
         self._every = {name: max(1, round(t.every_s / control_dt_s)) for name, t in terms.items() if t.every_s}
         self._noise = [term for term in terms.values() if isinstance(term, ObservationNoise)]
         self._delays = [name for name, term in terms.items() if isinstance(term, ActionDelay)]
@@ -173,18 +172,26 @@ class Randomizer:
         self._age = torch.zeros(n, dtype=torch.int64, device=device)
         self._recent: torch.Tensor | None = None  # (n, longest delay + 1, act), newest action first
 
+    @property
+    def active(self) -> torch.Tensor:
+        """(n,) bool, changed in place: whether the env's current episode is randomised."""
+        return self._active
+
     def reset(self, envs: torch.Tensor, generator: torch.Generator) -> None:
         """Draw all terms for the new episodes of the envs where `envs` (n,) bool is True."""
         if self._is_on is not None:
-            self._active = torch.where(envs, self._is_on(), self._active)
+            self._active.copy_(torch.where(envs, self._is_on(), self._active))
         self._age.masked_fill_(envs, 0)
         if self._recent is not None:
             self._recent.masked_fill_(envs.view(-1, 1, 1), 0.0)
         self._draw(dict.fromkeys(self.drawn, envs), generator)
 
     def apply(self, drawn: Mapping[str, torch.Tensor]) -> None:
-        """Replace the random numbers by `drawn`, term -> (n, values), and apply them to the model."""
-        self._active.fill_(True)
+        """Replace the random numbers by `drawn`, term -> (n, values), and apply them to the model.
+
+        Without any, as in an episode that was not randomised, the model is as it was compiled.
+        """
+        self._active.fill_(bool(drawn))
         for name, value in drawn.items():
             self.drawn[name].copy_(value)
         if self._sim is not None and self._fields:

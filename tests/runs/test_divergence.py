@@ -9,9 +9,10 @@ import torch
 
 import kit
 from kit.cli import main
+from kit.envs.curriculum import Curriculum
 from kit.envs.divergence import AT_MOST
 from kit.envs.vec import TensorEnv
-from kit.runs.divergence import load, recordings
+from kit.runs.divergence import load, recordings, show
 from tests.envs.exploding import Exploding
 
 FEW = {"n_steps": 64, "batch_size": 64, "n_epochs": 1}
@@ -64,6 +65,32 @@ def test_of_a_resumed_episode_only_the_steps_since_then_are_recorded():
             env.step(torch.zeros(2, 1))
     (found,) = env.take_divergences()
     assert found.length == 6 and len(found.rows["qpos"]) == 2
+
+
+def test_an_episode_before_the_last_stage_is_recorded_and_shown_without_random_values():
+    """There nothing is randomised yet, although numbers are drawn."""
+
+    class Lessons(Exploding):
+        curriculum = Curriculum(2)
+
+        def success(self) -> torch.Tensor:
+            return self.terminated()
+
+    task = Lessons(hit_env=0, hit_step=3)
+    task.randomized = task.random_terms
+    env = TensorEnv(task, 2, threads=1)
+    env.start_training(seed=0)
+    with pytest.warns(RuntimeWarning, match="diverged"):
+        for _ in range(3):
+            env.step(torch.zeros(2, 1))
+    (found,) = env.take_divergences()
+    assert set(found.rows) == {"qpos", "qvel", "action"}
+    task = Exploding()
+    task.randomized = task.random_terms
+    shown = TensorEnv(task, 1, threads=1)
+    assert shown.task.sim.parameter("body_mass")[0, 1] != 1.0, "drawn at the reset"
+    show(shown, {name: values[0] for name, values in found.rows.items()})
+    assert shown.task.sim.parameter("body_mass")[0, 1] == 1.0
 
 
 def test_evaluations_do_not_record():
