@@ -12,12 +12,13 @@ import mujoco
 import pytest
 import torch
 
-from kit.envs import make_vec
+from kit.envs import TensorEnv, make_task, make_vec
 from kit.errors import Overflow
 from kit.runs.session import Session
 from kit.sim.kernels import beside_torch
 from kit.sim.render import POSES, Renderer
 from kit.sim.warp import _CHECK_EVERY, WarpSim
+from kit.tasks.mission.task import Mission
 from kit.trainers import make_trainer
 from kit.trainers.recorded import Recorded
 from tests import card
@@ -156,6 +157,21 @@ def test_images_equal_those_rendered_on_the_cpu():
     here, there = (Renderer(model, 4, cameras, 64, 64, device).render(fields).cpu() for device in ("cpu", DEVICE))
     apart = (here.int() - there.int()).abs().amax(-1)
     assert (apart > 2).float().mean() < 0.01
+
+
+def test_mission_is_played_as_on_the_cpu():
+    """From the same states with the same commands. Rounding may decide otherwise in a few of 256 games in 200 steps."""
+    here, there = (TensorEnv(make_task("Mission"), 256, device, autoreset=False) for device in ("cpu", DEVICE))
+    obs, generator, chases = here.reset(seed=0), torch.Generator().manual_seed(0), 0
+    there.task.load_state(here.task.state())
+    for _ in range(200):
+        commands = torch.where(torch.rand(256, 4, generator=generator) < 0.7, Mission.straight(obs), 0)
+        obs = here.step(commands)[0]
+        there.step(commands.to(there.device))
+        chases += int((here.task.minds[..., 1] > 0).sum())
+    apart = (here.task.attackers - there.task.attackers.cpu()).abs().amax((1, 2))
+    assert (apart < 0.01).float().mean() > 0.95
+    assert chases > 1000, "defenders must see attackers"
 
 
 @pytest.mark.parametrize(
