@@ -17,7 +17,7 @@ def test_own_kernels_compile_for_gpus_that_are_not_here(tmp_path: Path, arch: in
         assert code.startswith(b"\x7fELF") and all(f"{kernel}_".encode() in code for kernel in kernels)
 
 
-@pytest.mark.parametrize("arch", [75, 90])
-def test_no_kernel_reads_its_parameters_as_local_memory(tmp_path: Path, arch: int) -> None:
+def test_no_kernel_reads_its_parameters_as_local_memory(tmp_path: Path) -> None:
+    """What the compiler does before it turns to the architecture: the same code came for 75 and 90."""
     for module, block in own():
-        assert not parameters_read_as_local(module, block, arch, tmp_path)
+        assert not parameters_read_as_local(module, block, 90, tmp_path)
