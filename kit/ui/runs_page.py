@@ -155,7 +155,9 @@ class RunsPage:
         self.filter = w.Text(description="filter", placeholder="name, task, algorithm, state, note")
         self.order = w.Dropdown(description="sort by", options=list(ORDERS))
         self.filter.observe(lambda _: self._draw(), names="value")
-        self.order.observe(lambda _: self._draw(), names="value")
+        self.reverse = w.ToggleButton(description="reversed", icon="sort", tooltip="Show the last row first")
+        for field in (self.order, self.reverse):
+            field.observe(lambda _: self._draw(), names="value")
         self.refresh_button = self._button("Refresh", "refresh", self._look)
         self.all_tick = self._checkbox("choose all rows", self._tick_all)
         actions = (
@@ -185,7 +187,7 @@ class RunsPage:
         buttons = (*self.buttons.values(), self.stop_all_button, self.sure_button, self.no_button)
         self.view = w.VBox([
             w.HTML(f"<style>{style.CSS}</style>"),
-            w.HBox([self.filter, self.order, self.refresh_button], layout=wrap),
+            w.HBox([self.filter, self.order, self.reverse, self.refresh_button], layout=wrap),
             w.HBox([self.all_tick, self._head], layout=w.Layout(align_items="center")), self._rows,
             w.HBox(buttons, layout=wrap), self.new_name, self.note, self._message, self._below, self._alive,
         ])  # fmt: skip
@@ -254,7 +256,7 @@ class RunsPage:
         with self._lock:
             words = self.filter.value.lower().split()
             found = [line for line in self._lines if all(word in line.text for word in words)]
-            found.sort(key=ORDERS[self.order.value])
+            found.sort(key=ORDERS[self.order.value], reverse=self.reverse.value)
             if keep_order:  # new rows first
                 places = {name: place for place, name in enumerate(self.ticks)}
                 found.sort(key=lambda line: places.get(line.name, -1))
