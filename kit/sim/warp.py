@@ -22,6 +22,7 @@ import mujoco
 import torch
 
 from kit.errors import Overflow, UserError
+from kit.sim.ahead import compile_together
 from kit.sim.base import Simulator
 from kit.sim.capacity import Capacity, capacity
 from kit.sim.kernels import beside_torch, compiling, numbered, recording, wp
@@ -77,8 +78,13 @@ class WarpSim(Simulator):
         self._any = torch.zeros(1, dtype=torch.int32, device=self.device)
         self._flags_copied: torch.cuda.Event | None = None
         self._initial = {name: value[:1].clone() for name, value in self._state.items()}
-        with compiling("the physics"), beside_torch(self.device):  # compile every kernel before a graph is recorded
-            self._advance(1)
+        with compiling("the physics"), beside_torch(self.device) as warp_device:
+            if self.device.type == "cuda":
+                try:
+                    compile_together(lambda: self._advance(1), warp_device)
+                except Exception as error:  # slower, still correct
+                    warnings.warn(f"kernels are compiled one after another: {error}", stacklevel=2)
+            self._advance(1)  # every kernel must be compiled before a graph is recorded
             for name, value in self._state.items():
                 value.copy_(self._initial[name].expand_as(value))
             self._overflow.zero_()
