@@ -229,11 +229,12 @@ def _on_colab(options: argparse.Namespace) -> int:
     if options.volume is not None:
         raise UserError(f"volume={options.volume!r} works only on runpod; use a store instead.")
     task = cloud.task(options.config, spot=False, hours=options.hours)
-    commands = [["colab", *words] for words in colab.commands(task, "FOLDER", options.gpu, options.hours)]
     if options.action == "launch":
         return colab.launch(task, options.gpu, options.hours)
-    lines = [*map(shlex.join, commands), "", "# FOLDER/job.py", colab.script(task).rstrip()]
-    return print_value(options, {"commands": commands, "script": colab.script(task)}, "\n".join(lines))
+    commands = [["colab", *words] for words in colab.commands(task, "FOLDER", options.gpu, options.hours)]
+    script = colab.script(task)
+    lines = [*map(shlex.join, commands), "", "# FOLDER/job.py", script.rstrip()]
+    return print_value(options, {"commands": commands, "script": script}, "\n".join(lines))
 
 
 def _hf_job(options: argparse.Namespace) -> int:

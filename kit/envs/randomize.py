@@ -143,7 +143,8 @@ class Randomizer:
     ) -> None:
         """`is_on` returns a bool tensor (): True if new episodes are randomised. None: they always are."""
         self.terms, self.n, self._is_on = terms, n, is_on
-        self._active = torch.ones(n, dtype=torch.bool, device=device)
+        self.active = torch.ones(n, dtype=torch.bool, device=device)
+        """Whether the env's current episode is randomised; changed in place."""
         self._every = {name: max(1, round(t.every_s / control_dt_s)) for name, t in terms.items() if t.every_s}
         self._noise = [term for term in terms.values() if isinstance(term, ObservationNoise)]
         self._delays = [name for name, term in terms.items() if isinstance(term, ActionDelay)]
@@ -172,15 +173,10 @@ class Randomizer:
         self._age = torch.zeros(n, dtype=torch.int64, device=device)
         self._recent: torch.Tensor | None = None  # (n, longest delay + 1, act), newest action first
 
-    @property
-    def active(self) -> torch.Tensor:
-        """(n,) bool, changed in place: whether the env's current episode is randomised."""
-        return self._active
-
     def reset(self, envs: torch.Tensor, generator: torch.Generator) -> None:
         """Draw all terms for the new episodes of the envs where `envs` (n,) bool is True."""
         if self._is_on is not None:
-            self._active.copy_(torch.where(envs, self._is_on(), self._active))
+            self.active.copy_(torch.where(envs, self._is_on(), self.active))
         self._age.masked_fill_(envs, 0)
         if self._recent is not None:
             self._recent.masked_fill_(envs.view(-1, 1, 1), 0.0)
@@ -191,7 +187,7 @@ class Randomizer:
 
         Without any, as in an episode that was not randomised, the model is as it was compiled.
         """
-        self._active.fill_(bool(drawn))
+        self.active.fill_(bool(drawn))
         for name, value in drawn.items():
             self.drawn[name].copy_(value)
         if self._sim is not None and self._fields:
@@ -214,7 +210,7 @@ class Randomizer:
         if self._recent is None:
             self._recent = torch.zeros(self.n, longest + 1, *action.shape[1:], dtype=action.dtype, device=action.device)
         self._recent = torch.cat([action.unsqueeze(1), self._recent[:, :-1]], 1)
-        delays = torch.stack([self.drawn[name] for name in self._delays]).sum(0) * self._active.unsqueeze(1)
+        delays = torch.stack([self.drawn[name] for name in self._delays]).sum(0) * self.active.unsqueeze(1)
         delay = delays.long().view(-1, 1, *[1] * (action.ndim - 1))
         return self._recent.gather(1, delay.expand(-1, 1, *action.shape[1:])).squeeze(1)
 
@@ -227,7 +223,7 @@ class Randomizer:
             def add_noise(entry: torch.Tensor, term: Term = term) -> torch.Tensor:
                 if not entry.is_floating_point():
                     return entry
-                active = self._active.view(-1, *[1] * (entry.ndim - 1))
+                active = self.active.view(-1, *[1] * (entry.ndim - 1))
                 return entry + term.draw(tuple(entry.shape), generator, entry.dtype) * active
 
             obs = tree_map(add_noise, obs)
@@ -256,7 +252,7 @@ class Randomizer:
                 term = self.terms[name]
                 assert isinstance(term, ModelTerm)
                 term.apply(value, self.drawn[name], self._rows[name])
-            active = self._active.view(-1, *[1] * (value.ndim - 1))
+            active = self.active.view(-1, *[1] * (value.ndim - 1))
             sim.parameter(field).copy_(torch.where(active, value, self._compiled[field]))
         sim.derive(envs)
 
@@ -264,12 +260,12 @@ class Randomizer:
         """Copy the random numbers, step counts and stored actions. Model fields are in the simulator's snapshot."""
         recent = {} if self._recent is None else {"late": self._recent.clone()}
         drawn = {name: number.clone() for name, number in self.drawn.items()}
-        return {"age": self._age.clone(), ACTIVE: self._active.clone(), **drawn, **recent}
+        return {"age": self._age.clone(), ACTIVE: self.active.clone(), **drawn, **recent}
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
         self._age.copy_(state["age"])
         if ACTIVE in state:  # snapshots of kit 0.2 lack it
-            self._active.copy_(state[ACTIVE])
+            self.active.copy_(state[ACTIVE])
         for name, value in self.drawn.items():
             value.copy_(state[name])
         self._recent = state["late"].to(self._age.device, copy=True) if "late" in state else None

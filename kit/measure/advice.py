@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 PROOF_STEPS, PROOF_ENVS = 8192, 32
 """Steps and envs of a trial run: about a minute on a CPU, uses every part of training, learns little."""
-ENVS_ON_GPU = int(PPO_ON_CUDA["n_envs"])
 NEED_GPU = ("G1Joystick",)
 """Tasks that take a day or more on a CPU."""
 DOLLARS_PER_HOUR = {
@@ -56,8 +55,8 @@ def advise(config: RunConfig, speed: Speed, machine: Machine | None = None) -> A
     if not machine.gpus:
         sentences.append("Without a GPU, arms, dogs and Ant train well; humanoids and vision need one.")
     elif speed.device == "cpu":
-        gpu = machine.gpus[0].name
-        sentences.append(f'{gpu} is not used. device = "cuda" lets PPO step {ENVS_ON_GPU:,} envs at once on it.')
+        gpu, n_envs = machine.gpus[0].name, PPO_ON_CUDA["n_envs"]
+        sentences.append(f'{gpu} is not used. device = "cuda" lets PPO step {n_envs:,} envs at once on it.')
     if config.preset in NAMED:
         sentences.append(f'preset = "{config.preset}" has a larger network and is tuned for no task; "auto" is.')
     place = places.where()

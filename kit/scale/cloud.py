@@ -11,7 +11,9 @@ import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import kit
@@ -139,9 +141,7 @@ def launch(sky_task: dict[str, Any]) -> int:
     sky = shutil.which("sky")
     if sky is None:
         raise UserError("sky is not on the PATH; install it separately: pipx install 'skypilot[aws,runpod,lambda]'.")
-    missing = [name for name in sky_task.get("secrets", {}) if name not in os.environ]
-    if missing:
-        raise UserError(f"{missing[0]} is not set in this shell; the machine needs it to open the store.")
+    secret_values(sky_task.get("secrets", ()))
     managed = "job_recovery" in sky_task["resources"]
     with tempfile.TemporaryDirectory(prefix="kit-sky-") as folder:
         path = Path(folder, "task.yaml")
@@ -149,6 +149,14 @@ def launch(sky_task: dict[str, Any]) -> int:
         secrets = [word for name in sky_task.get("secrets", {}) for word in ("--secret", name)]
         command = [sky, "jobs", "launch", str(path)] if managed else [sky, "launch", "--down", str(path)]
         return subprocess.run([*command, *secrets], check=False).returncode
+
+
+def secret_values(names: Iterable[str], others: Mapping[str, str | None] = MappingProxyType({})) -> dict[str, str]:
+    """Return the environment variables `names`, or else their values in `others`. Raises `UserError` without one."""
+    values = {name: os.environ.get(name) or others.get(name) or "" for name in names}
+    if missing := [name for name, value in values.items() if not value]:
+        raise UserError(f"{missing[0]} is not set in this shell; the machine needs it to open the store.")
+    return values
 
 
 def configs_of(path: str | Path) -> list[RunConfig]:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import tempfile
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kit.errors import UserError
+from kit.scale.cloud import secret_values
 
 GPUS = ("T4", "L4", "G4", "A100", "H100")
 """GPUs that `colab new` offers (google-colab-cli 0.7.5); which of them an account gets depends on its subscription."""
@@ -62,19 +62,18 @@ def commands(task: dict[str, Any], folder: str | Path, gpu: str | None, hours: f
 
 
 def launch(task: dict[str, Any], gpu: str | None, hours: float | None) -> int:
-    """Run `task` on a new Colab machine, show its output, and end the session whatever happens; return the exit code.
+    """Run `task` on a new Colab machine and return its exit code.
 
-    The secrets travel as a file, because `colab` writes its arguments and the code it executes to a log. Raises
-    `UserError` if `colab` or a secret is missing.
+    Its output is shown, and the session is ended whatever happens. The secrets travel as a file, because `colab` writes
+    its arguments and the code it executes to a log. Raises `UserError` if `colab` or a secret is missing.
     """
-    colab = shutil.which("colab")
-    if colab is None:
-        raise UserError("colab is not on the PATH; install Google's command line: pipx install google-colab-cli.")
-    secrets = {name: os.environ.get(name, "") for name in task.get("secrets", {})}
-    if missing := [name for name, value in secrets.items() if not value]:
-        raise UserError(f"{missing[0]} is not set in this shell; the machine needs it to open the store.")
     with tempfile.TemporaryDirectory(prefix="kit-colab-") as folder:
-        new, upload, execute, stop = ([colab, *words] for words in commands(task, folder, gpu, hours))
+        all_words = commands(task, folder, gpu, hours)
+        colab = shutil.which("colab")
+        if colab is None:
+            raise UserError("colab is not on the PATH; install Google's command line: pipx install google-colab-cli.")
+        secrets = secret_values(task.get("secrets", ()))
+        new, upload, execute, stop = ([colab, *words] for words in all_words)
         Path(folder, "secrets").write_text("".join(f"{name}={value}\n" for name, value in secrets.items()))
         Path(folder, "job.py").write_text(script(task))
         if code := subprocess.run(new, check=False).returncode:

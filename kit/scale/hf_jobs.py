@@ -6,7 +6,6 @@ writes a checkpoint, uploads it, and stops; the same command continues on the ne
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -104,10 +103,7 @@ def job(path: str | Path, name: str, dollars: float) -> Job:
 def launch(planned: Job) -> str:
     """Start the job; return its page on the Hub. Raises `UserError` if a secret is missing or the Hub refuses."""
     hub = need("huggingface_hub", "stores")
-    secrets = {name: os.environ.get(name) or (hub.get_token() if name == "HF_TOKEN" else None)
-               for name in planned.secrets}  # fmt: skip
-    if missing := [name for name, value in secrets.items() if not value]:
-        raise UserError(f"{missing[0]} is not set in this shell; the machine needs it to open the store.")
+    secrets = cloud.secret_values(planned.secrets, {"HF_TOKEN": hub.get_token()})
     request = {**planned.to_dict(), "secrets": secrets}
     try:
         return str(hub.HfApi().run_job(**request).url)

@@ -13,7 +13,7 @@ from kit.machine.warp import wp
 
 def compile_together(step: Callable[[], object], device: wp.Device) -> None:
     """Compile and load on `device` all kernels that `step` launches. `step` runs, but none of its kernels does."""
-    with noting() as needed:
+    with only_listing() as needed:
         step()
     for block in {block for _, block in needed}:
         modules = [module for module, its_block in needed if its_block == block]
@@ -21,8 +21,8 @@ def compile_together(step: Callable[[], object], device: wp.Device) -> None:
 
 
 @contextmanager
-def noting() -> Iterator[list[tuple[wp.Module, int]]]:
-    """Launch nothing inside; the list collects (module, threads per block) of every kernel that would be launched.
+def only_listing() -> Iterator[list[tuple[wp.Module, int]]]:
+    """Launch no kernel inside; list (module, threads per block) of those that would be launched.
 
     The body of a loop runs once, and both branches of a condition, since what decides is not computed.
     """

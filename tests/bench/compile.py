@@ -16,7 +16,7 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,7 @@ def _found() -> Iterator[Modules]:
     """Collect the modules of all kernels launched inside, with their number of threads per block; launch none."""
     import warp._src.context as context
 
+    from kit.sim.ahead import only_listing
     from kit.sim.kernels import wp
 
     found: Modules = {}
@@ -86,13 +87,6 @@ def _found() -> Iterator[Modules]:
             kernel, block = launched[-1]
             found.setdefault((module, block), set()).add(kernel.key)
 
-    def once(condition: Any, while_body: Callable[..., None], graph: Any = None, **options: Any) -> None:
-        while_body(**options)
-
-    def if_true(condition: Any, on_true: Any = None, on_false: Any = None, **options: Any) -> None:
-        if callable(on_true):
-            on_true(**options)
-
     def device(*args: Any) -> Any:
         asking = sys._getframe(1).f_globals["__name__"].rpartition(".")[2] in ASKING
         return _Card(get_device(*args)) if asking else get_device(*args)
@@ -104,9 +98,10 @@ def _found() -> Iterator[Modules]:
     def of_runtime(runtime: Any, ident: Any = None) -> Any:
         return runtime_device(runtime, ident.device if isinstance(ident, _Card) else ident)
 
-    replaced = {"launch": note_launch, "launch_tiled": note_tiled, "capture_while": once, "capture_if": if_true,
-                "get_device": device, "get_suggested_block_size": block_size}  # fmt: skip
+    replaced = {"launch": note_launch, "launch_tiled": note_tiled, "get_device": device,
+                "get_suggested_block_size": block_size}  # fmt: skip
     with (
+        only_listing(),  # of loops and branches; here it would list the CPU's blocks of one thread
         mock.patch.multiple(wp, **replaced),
         mock.patch.multiple(context, launch=note_launch, launch_tiled=note_tiled),
         mock.patch.object(context.Module, "load", load),
@@ -144,14 +139,14 @@ def of_task(name: str) -> Modules:
     return found
 
 
-def build(module: Any, block: int, arch: int, folder: Path) -> Path:
-    """Compile `module` to machine code; return the folder with the .cubin. Raises if the compiler does."""
+def build(module: Any, block: int, arch: int, folder: Path, ptx: bool = False) -> Path:
+    """Compile `module` to machine code, or to PTX; return the folder with the file. Raises if the compiler does."""
     from kit.sim.kernels import wp
 
     options = module.resolve_options(wp.config, block)
     module.get_module_hash(block)
-    into = folder / str(arch) / module.get_module_identifier(block)
-    module._compile(None, str(into), output_arch=arch, use_ptx=False, options=options)
+    into = folder / f"{arch}{'-ptx' * ptx}" / module.get_module_identifier(block)
+    module._compile(None, str(into), output_arch=arch, use_ptx=ptx, options=options)
     return into
 
 
@@ -160,16 +155,12 @@ def parameters_read_as_local(module: Any, block: int, arch: int, folder: Path) -
 
     NVRTC 12.9 makes such code of a struct parameter that a branch passes on to a function; found on an H100.
     """
-    from kit.sim.kernels import wp
-
-    options = module.resolve_options(wp.config, block)
-    module.get_module_hash(block)
-    into = folder / "ptx" / module.get_module_identifier(block)
-    module._compile(None, str(into), output_arch=arch, use_ptx=True, options=options)
-    (file,) = into.glob("*.ptx")
-    code = file.read_text(errors="replace")
-    parameters = "|".join(map(re.escape, re.findall(r"cvta\.param\.u64\s+(%rd\d+)", code))) or "none"
-    return re.findall(rf".*cvta\.to\.local\.u64\s+%rd\d+, (?:{parameters});", code)
+    (file,) = build(module, block, arch, folder, ptx=True).glob("*.ptx")
+    found = []
+    for kernel in file.read_text(errors="replace").split(".entry"):  # each numbers its registers anew
+        parameters = "|".join(map(re.escape, re.findall(r"cvta\.param\.u64\s+(%rd\d+)", kernel))) or "none"
+        found += re.findall(rf".*cvta\.to\.local\.u64\s+%rd\d+, (?:{parameters});", kernel)
+    return found
 
 
 def resources(folder: Path) -> dict[str, tuple[int, int]]:
@@ -204,6 +195,9 @@ def main() -> None:
                     failed += 1
                     print(f"sm_{arch}: {module.name} ({', '.join(sorted(kernels))}): {error}", flush=True)
                     continue
+                if arch == args.arch[0] and (wrong := parameters_read_as_local(module, block, arch, Path(folder))):
+                    failed += 1
+                    print(f"sm_{arch}: {module.name} reads parameters as local memory: {wrong}", flush=True)
                 if module.name.startswith("kit."):
                     for kernel, (registers, stack) in resources(into).items():
                         print(f"sm_{arch}: {kernel}: {registers} registers, {stack} bytes of stack", flush=True)

@@ -26,7 +26,7 @@ def test_kernels_are_loaded_and_not_launched() -> None:
     assert x.numpy().tolist() == [1.0, 1.0, 1.0] and double.module.execs, "loaded, nothing computed"
     wp.launch(double, dim=3, inputs=[x], device=device)
     assert x.numpy().tolist() == [2.0, 2.0, 2.0]
-    with ahead.noting():
+    with ahead.only_listing():
         beside = threading.Thread(target=lambda: wp.launch(double, dim=3, inputs=[x], device=device))
         beside.start()
         beside.join()
@@ -37,7 +37,7 @@ def test_a_step_launches_only_what_was_noted_and_the_physics_is_as_before() -> N
     sim = WarpSim(mujoco.MjModel.from_xml_string(BALLS), 4, "cpu")
     sim.step(3)
     before, warp_device = sim.snapshot(), wp.get_device("cpu")
-    with ahead.noting() as needed:
+    with ahead.only_listing() as needed:
         mjw.step(sim._model, sim._data)
     assert len(needed) == len(set(needed)) > 10
     after = sim.snapshot()

@@ -178,7 +178,7 @@ def test_mission_is_played_as_on_the_cpu():
     ("env", "algo"), [("Ant", "PPO"), ("Reach", "PPO"), ("Go1Joystick", "PPO"), ("Reach", "A2C"), ("Reach", "SAC")]
 )
 def test_nothing_waits_for_the_gpu_inside_a_rollout_or_an_update(tmp_path, env, algo):
-    if card.is_installed():
+    if card.is_installed() and (env, algo) != ("Reach", "PPO"):
         pytest.skip("test_waits counts them on the pretended GPU")
     if env == "Go1Joystick":
         menagerie = pytest.importorskip("mujoco_menagerie")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
 
 from tests import card
@@ -25,6 +22,8 @@ KERNELS = {
 """Most kernels that torch may launch in an env step: what was counted, and a little room."""
 
 
+LIGHT = [case for case in CASES if case.encoder != "r3d18"]
+"""A minute of a 3D residual network shows nothing more."""
 GENERAL = {"policy_kwargs": {"net_arch": {"pi": [8], "vf": []}}}
 VARIANTS = [
     Case("Ant", "PPO", overrides={"normalize": True}),
@@ -36,20 +35,7 @@ VARIANTS = [
 ]
 
 
-ALWAYS = {
-    "Mission:PPO:", "Mission:PPO:defenders:", "Ant:PPO:", "Ant:RecurrentPPO:", "Ant:SAC:", "ReachVision:SAC:",
-    "Go1Joystick:PPO:mirror,normalize", "Ant:PPO:policy_kwargs", "Reach:PPO:use_sde,sde_sample_freq",
-}  # fmt: skip
-"""One of each kind. The others, minutes more, by hand: pytest -p tests.card -o addopts= tests/sim/test_waits.py"""
-
-
-def _cases() -> Iterator[Any]:
-    for case in [*CASES, *VARIANTS]:
-        name = f"{case.name}:{','.join(case.overrides)}"
-        yield pytest.param(case, id=name, marks=[] if name in ALWAYS else pytest.mark.bench)
-
-
-@pytest.mark.parametrize("case", _cases())
+@pytest.mark.parametrize("case", [*LIGHT, *VARIANTS], ids=lambda case: f"{case.name}:{','.join(case.overrides)}")
 def test_training_waits_at_most_once_per_step_for_images_and_never_for_vectors(case: Case) -> None:
     row = count(case)
     waits = STEPS if case.env in SEES else 2 * UPDATES if case.algo == "RecurrentPPO" else 0

@@ -26,7 +26,7 @@ SOLE = 0.03
 STIFFNESS_PER_RAD, DAMPING_S = 1.0, 0.02
 """Default gains of a motor: kp = torque limit / 1 rad, kd = kp * 0.02 s.
 
-So kp is 24 to 36 N m/rad for the Go1, whose own task uses 35, and 88 for the hips of the G1, whose own task uses 75."""
+Go1: kp 24 to 36 N m/rad (35 in Go1Joystick). G1: 88 at the hips (75 in G1Joystick)."""
 FRICTION = 0.6
 
 
