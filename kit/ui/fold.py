@@ -25,7 +25,7 @@ class Fold:
     """
 
     def __init__(self, w: Any, title: str, name: str, children: Sequence[Any], is_open: bool = False) -> None:
-        self.button = w.ToggleButton(value=is_open, tooltip="", layout=w.Layout(width="100%", height="auto"))
+        self.button = w.ToggleButton(value=is_open, layout=w.Layout(width="100%", height="auto"))
         self.button.add_class("kit-fold-button")
         self._content = w.VBox(list(children), layout=w.Layout(padding="6px 8px"))
         self._title = title
@@ -54,6 +54,7 @@ class Fold:
 
     def _draw(self) -> None:
         self.button.description = f"{'▾' if self.is_open else '▸'} {self._title}"
+        self.button.tooltip = "press to close" if self.is_open else "press to open"  # ipywidgets has no aria-expanded
         self._content.layout.display = "flex" if self.is_open else "none"
 
 

@@ -87,7 +87,10 @@ class ResumePanel(Panel):
             self._changed()
 
     def _changed(self) -> None:
-        """Redraw the list of runs."""
+        """Redraw the list of runs; stop showing a run whose folder was deleted."""
+        if self.run is not None and not self.run.path.exists():
+            self.leave()  # calls `_changed` again, without a run
+            return
         local = list_lines(self.runs_dir)
         self._listed = [(line.name, line.now["state"]) for line in local]
         known = {line.name for line in local}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -336,6 +337,20 @@ def test_a_running_run_can_be_watched(tmp_path: Path) -> None:
         set_status(run.path, step=777)
         wait_for(lambda: "78 % of 1,000" in panel.table.children[1].children[1].value)
     watch_to_the_end(panel)
+
+
+def test_a_run_whose_folder_was_deleted_is_shown_no_longer(tmp_path: Path, store: None) -> None:
+    run = make_run(tmp_path, "half", state="interrupted")
+    panel = ResumePanel(runs_dir=str(tmp_path)).show()
+    panel.attach(run)
+    watch_to_the_end(panel)
+    assert "half" in text_of(panel, "kit-head")
+    shutil.rmtree(run.path)
+    entry, look = panel.view.children[0].children
+    entry.value = "hf://me/runs"
+    look.click()
+    wait_for(lambda: len(panel.table.children) == 3)
+    assert panel.run is None and text_of(panel, "kit-head") == "", "the run in the store is another copy"
 
 
 def test_headless_resume_without_an_unfinished_run_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
