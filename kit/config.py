@@ -132,7 +132,7 @@ class RunConfig:
             raise UserError(f"seed={self.seed} is too large; the largest is {MAX_SEED}.")
         for name in ("checkpoint_every", "session_limit"):
             if isinstance(value := getattr(self, name), str):
-                seconds(name, value)
+                seconds(name, value, "a number of steps or a time" if name == "checkpoint_every" else "a time")
         byte_count("disk_budget", self.disk_budget)
         if self.tracker is not None and not re.fullmatch(r"(wandb|trackio):[\w.-]+", self.tracker):
             raise UserError(f"tracker={self.tracker!r} is not a tracker; write wandb:PROJECT or trackio:PROJECT.")
@@ -204,6 +204,9 @@ class RunConfig:
             return _mapping(name, text)
         if not text and types.NoneType in kinds:
             return None
+        if int in kinds and re.fullmatch(r"\d{1,3}\.\d{3}", text):
+            thousands = text.replace(".", "")
+            raise UserError(f"{name}={text!r} may mean {thousands} or {float(text):g}; write it without a point.")
         return number(text) if int in kinds else text
 
 
@@ -262,13 +265,13 @@ def _not_yaml(source: str | Path, error: Exception) -> UserError:
     return UserError(f"{source} cannot be read as YAML ({reason}); write lines such as `env: Reach`.")
 
 
-def seconds(name: str, value: str) -> float:
-    """Parse a time such as "90s", "5m" or "11h30m" into seconds; errors name the field `name`."""
+def seconds(name: str, value: str, expected: str = "a time") -> float:
+    """Parse a time such as "90s", "5m" or "11h30m" into seconds; errors name the field and what is `expected`."""
     match = re.fullmatch(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s)?", value.strip())
     parts = [float(part or 0) for part in match.groups()] if match and value.strip() else [0.0]
     total = sum(part * unit for part, unit in zip(parts, (86400, 3600, 60, 1), strict=False))
     if total <= 0:
-        raise UserError(f'{name}={value!r} is not a time; write it like "30s", "5m" or "11h30m".')
+        raise UserError(f'{name}={value!r} is not {expected}; write a time like "30s", "5m" or "11h30m".')
     return total
 
 

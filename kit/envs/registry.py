@@ -21,7 +21,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from kit import trust
 from kit.config import SCRIPTED, STOCK
-from kit.errors import UserError, check_names, check_whole
+from kit.errors import UserError, check_names, check_whole, suggest
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -209,7 +209,7 @@ def find(env: str) -> type[Task] | type[gymnasium.Env] | EnvSpec:
     if colon and attribute.startswith("kit/"):
         return find(attribute)
     own = getattr(_import(env, module), attribute, None) if colon else None
-    if isinstance(own, type) and (issubclass(own, gymnasium.Env) or _is_task(own)):
+    if _is_env(own):
         if own.__module__ == "kit.envs.gym":  # this class needs an argument `task`
             raise UserError(f"env={env!r} is the Gymnasium wrapper of kit's tasks; name the task, such as 'Reach'.")
         return own
@@ -218,6 +218,8 @@ def find(env: str) -> type[Task] | type[gymnasium.Env] | EnvSpec:
     try:
         spec = gymnasium.spec(attribute if colon else env)  # the import of `module` above has registered the id
     except gymnasium.error.Error:
+        if colon and (valid := _envs_of(module)):
+            raise UserError(f"env={env!r}: {module} has no env {attribute!r}; {suggest(attribute, valid)}.") from None
         raise UserError(_unknown(env)) from None
     if isinstance(spec.entry_point, str):
         trust.check(env, spec.entry_point.partition(":")[0])
@@ -306,6 +308,16 @@ def _import(env: str, module: str) -> Any:
         raise UserError(
             f"env={env!r}: there is no module {module!r} on the path or in {Path.cwd()}; put {module}.py there."
         ) from None
+
+
+def _is_env(entry: object) -> TypeIs[type[Task] | type[gymnasium.Env]]:
+    return isinstance(entry, type) and (issubclass(entry, gymnasium.Env) or _is_task(entry))
+
+
+def _envs_of(module: str) -> list[str]:
+    """Return the names of the env classes that a module defines."""
+    entries = vars(importlib.import_module(module)).items()
+    return [name for name, entry in entries if _is_env(entry) and entry.__module__ == module]
 
 
 def _unknown(env: str) -> str:

@@ -85,7 +85,7 @@ def find(path: str | Path) -> Path:
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}); copy the run to a readable folder.") from None
     if not exists:
-        raise UserError(f"{path} does not exist; `kit runs` lists the existing runs.")
+        raise UserError(f"{path} does not exist; if it was renamed, `kit runs` lists its new name.")
     if not has_config:
         raise UserError(f"{path} is not a run directory: it has no config.yaml; `kit runs {path}` lists those in it.")
     return path

@@ -249,7 +249,10 @@ class Session:
             while self.requests.paused and self.requests.reason is None:
                 time.sleep(POLL_S / 4)
             self.status.set(state="running", phase="training")
-            self._training_start += time.monotonic() - paused_since
+            paused_s = time.monotonic() - paused_since
+            self._training_start += paused_s
+            if self._training is not None:
+                self._training.trainer.start_time += paused_s * 1e9  # from which SB3 logs time_elapsed and fps
         return self.requests.reason is not None and (self._training is None or self._training.can_interrupt)
 
     def _on_signal(self, cause: str) -> None:

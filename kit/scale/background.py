@@ -112,6 +112,7 @@ class Background(Generic[Outcome]):
                     await handle_clicks()
                     await asyncio.sleep(JOIN_S)
                     update()
+                update()
         return self._outcome()
 
     def wait(self) -> Outcome:
@@ -125,6 +126,7 @@ class Background(Generic[Outcome]):
             while self.is_working:
                 self._thread.join(JOIN_S)
                 update()
+            update()
         return self._outcome()
 
     @contextmanager

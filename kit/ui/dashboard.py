@@ -108,8 +108,7 @@ class Dashboard:
             box.value = ""
         self._shown_videos = []
         self.metrics.attach(None)
-        for button in (self.pause_button, self.stop_button, self.save_button):
-            button.disabled = True
+        self._draw_buttons("")
         self._changed()
 
     @property

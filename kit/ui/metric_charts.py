@@ -58,6 +58,7 @@ class MetricCharts:
         self.fold.view.layout.display = "none" if run is None else None
         if run is None:
             return
+        self.smooth.value, self.range.value = 1, (0, 100)
         self.other.options = [NO_RUN, *(each.name for each in local_runs(run.path.parent) if each.name != run.name)]
         self.draw()
 

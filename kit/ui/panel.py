@@ -380,7 +380,7 @@ class Estimator:
             time_and_price = advice.estimate(resolved, measured, None, dollars_per_hour)
             envs = f"with {resolved.n_envs} env{'' if resolved.n_envs == 1 else 's'} on {resolved.device}"
             estimate = f"{time_and_price[0].upper()}{time_and_price[1:]}, {envs}; {advice.disk_use(resolved)}."
-            if others := working_runs(config.runs_dir):
+            if others := [run for run in working_runs(config.runs_dir) if run.status()["state"] != "paused"]:
                 estimate += f" {others[0].name} is training too, so both are slower."
             if config.store is None and host.is_taken_away():
                 estimate += " Without a store, the run is lost when this machine is taken away."

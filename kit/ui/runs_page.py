@@ -173,7 +173,7 @@ class RunsPage:
         self.sure_button = self._button("Yes, delete", "trash", self._delete)
         self.sure_button.button_style = "danger"
         self.no_button = self._button("No", "times", lambda: self._say(""))
-        wide = w.Layout(width="100%", max_width="560px")
+        wide = w.Layout(width="calc(100% - 4px)", max_width="560px")
         placeholder = "tick one run to rename it"
         self.new_name = w.Text(description="name", placeholder=placeholder, continuous_update=False, layout=wide)
         self.new_name.observe(lambda change: self._pressed(None, partial(self._rename, change["new"])), names="value")
@@ -381,7 +381,7 @@ class RunsPage:
         only = sum(line.now["state"] != "finished" for line in lines)
         unfinished = f" {only} of them unfinished;" if only else ""
         size = sum(line.size_bytes or 0 for line in lines) / 1e6
-        self._say(f"Delete {names}?{unfinished} {size:,.0f} MB; copies in stores stay.", bad=True, asking=True)
+        self._say(f"Delete {names}?{unfinished} {size:,.1f} MB; copies in stores stay.", bad=True, asking=True)
 
     def _delete(self) -> None:
         runs = self.ticked

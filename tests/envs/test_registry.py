@@ -42,6 +42,11 @@ def test_a_name_unlike_any_other_lists_the_known_names():
         make_vec("qqqqqqqq", 1)
 
 
+def test_a_misspelt_class_comes_with_the_envs_of_its_module():
+    with pytest.raises(UserError, match=r"tests.envs.chase has no env 'Chas'; did you mean Chase\? valid are Chase"):
+        make_vec("tests.envs.chase:Chas", 1)
+
+
 @pytest.mark.parametrize("n_envs", [0, -1, 1.5, "8"])
 def test_invalid_n_envs_are_refused(n_envs):
     with pytest.raises(UserError, match="n_envs"):

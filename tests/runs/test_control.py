@@ -42,6 +42,20 @@ def test_a_pause_sent_while_the_run_starts_holds_it(tmp_path: Path) -> None:
     assert run.wait(200)["state"] == "interrupted"
 
 
+def test_a_pause_does_not_count_as_training_time(tmp_path: Path) -> None:
+    run = kit.launch(**SMALL, total_steps=640, runs_dir=str(tmp_path), run_name="paused")
+    run.pause()
+    run.wait(200, until=lambda now: now["state"] == "paused")
+    paused_s = 8.0
+    with pytest.raises(TimeoutError):
+        run.wait(paused_s, until=lambda now: now["state"] != "paused")
+    run.unpause()
+    continued = time.monotonic()
+    assert run.wait(200)["state"] == "finished"
+    elapsed_s = run.rows()[-1]["time/time_elapsed"]
+    assert elapsed_s < time.monotonic() - continued + paused_s / 2, "which leaves 4 s for what ran before the pause"
+
+
 def test_a_run_with_a_slow_start_is_not_reported_as_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker holds the lock from its start, also during slow imports from a cold disk (here 4 s)."""
     folder = tmp_path / "slow"

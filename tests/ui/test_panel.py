@@ -84,9 +84,10 @@ def test_a_chosen_task_sets_its_own_number_of_steps_unless_another_was_typed() -
     [
         ("total_steps", "0", "total_steps=0 must be"),
         ("n_envs", "-3", "n_envs=-3 must be"),
-        ("checkpoint_every", "soon", "checkpoint_every=&#x27;soon&#x27; is not a time"),
+        ("checkpoint_every", "soon", "checkpoint_every=&#x27;soon&#x27; is not a number of steps or a time"),
         ("overrides", "{gamma: 1}", "is not JSON"),
         ("total_steps", "1,5", "total_steps=&#x27;1,5&#x27; is a text"),
+        ("total_steps", "30.000", "may mean 30000 or 30; write it without a point"),
         ("run_name", "../up", "cannot name a folder"),
     ],
 )

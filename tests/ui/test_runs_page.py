@@ -245,7 +245,9 @@ class FakeBatch(Background[Results]):
         self.finish = threading.Event()
         failed = JobRow("failed", None, None, {"state": "failed", "message": "the disk is full"})
         waiting = JobRow("waiting", None, None, {"state": "waiting", "message": "the other one works"})
-        super().__init__("fake", lambda latest: [failed, waiting], self.work, lambda: nullcontext(print))
+        self.shown: list[Results] = []
+        """What its progress bar has shown."""
+        super().__init__("fake", lambda latest: [failed, waiting], self.work, lambda: nullcontext(self.shown.append))
 
     def work(self, on_progress: Callable[[Results], None]) -> Results:
         while not self.finish.wait(0.01):
@@ -267,6 +269,8 @@ def test_a_running_batch_shows_its_jobs_and_can_be_stopped(monkeypatch: pytest.M
     again = FakeBatch()
     again.finish.set()
     assert again.start() is again and again.wait() == []
+    again.shown.clear()
+    assert again.wait() == [] and len(again.shown) == 1, "the bar of a batch that has ended is full"
 
 
 def test_a_notebook_can_await_a_batch_while_its_event_loop_runs() -> None:
