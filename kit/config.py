@@ -32,6 +32,7 @@ ALGOS = {
     "A2C": "kit.trainers.a2c",
     "SAC": "kit.trainers.sac",
     "TD3": "kit.trainers.td3",
+    "CrossQ": "kit.trainers.crossq",
     "Distill": "kit.trainers.distill",
     "BC": "kit.trainers.bc",
 }
@@ -76,7 +77,7 @@ class RunConfig:
         None, "who teaches, for Distill: a run, RUN@STEP or its URL; or scripted, the task's own policy"
     )
     dataset: str | None = _setting(
-        None, "recorded episodes, for BC, SAC and TD3: a folder that `kit record` wrote, or its URL in a store"
+        None, "recorded episodes, for BC, SAC, TD3, CrossQ: a folder of `kit record`, or its URL in a store"
     )
     preset: str = _setting(
         "auto", "auto: tuned for task and machine; sb3: SB3's defaults; fast, heavy, beast: larger networks, for GPUs"

@@ -98,7 +98,7 @@ class AsymmetricActorCritic(ActorCriticGroups, MultiInputActorCriticPolicy):
 
 
 class OffPolicyGroups(GroupedPolicy):
-    """Mixin for SAC and TD3 policies with observation groups."""
+    """Mixin for policies of SAC, TD3 and CrossQ with observation groups."""
 
     def make_critic(self, features_extractor: BaseFeaturesExtractor | None = None) -> Any:
         return super().make_critic(self.make_critic_extractor(self.actor.features_extractor).to(self.device))

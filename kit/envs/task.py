@@ -146,7 +146,7 @@ class Task(ABC):
         """Return the rewards (N,) for any `achieved_goal` (N, ...) and `desired_goal` (N, ...).
 
         For goal tasks, whose observations have the entries "observation", "achieved_goal" and "desired_goal": SAC and
-        TD3 then learn from goals achieved by accident (`kit.trainers.hindsight`).
+        TD3 (and CrossQ) then learn from goals achieved by accident (`kit.trainers.hindsight`).
         """
         raise UserError(NO_GOAL_REWARD.format(self.name))
 

@@ -1,4 +1,4 @@
-"""Trainers: PPO, A2C, SAC, TD3 and RecurrentPPO with SB3's interface, on tensors and exactly resumable."""
+"""Trainers: PPO, A2C, SAC, TD3, CrossQ and RecurrentPPO with SB3's interface, on tensors and exactly resumable."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ if TYPE_CHECKING:
     from kit.trainers.a2c import A2C as A2C
     from kit.trainers.base import TensorTrainer as Trainer
     from kit.trainers.build import make_trainer as make_trainer
+    from kit.trainers.crossq import CrossQ as CrossQ
     from kit.trainers.ppo import PPO as PPO
     from kit.trainers.recurrent_ppo import RecurrentPPO as RecurrentPPO
     from kit.trainers.sac import SAC as SAC
     from kit.trainers.td3 import TD3 as TD3
 
-__all__ = ["A2C", "PPO", "SAC", "TD3", "Interrupted", "RecurrentPPO", "Trainer", "make_trainer"]
+__all__ = ["A2C", "PPO", "SAC", "TD3", "CrossQ", "Interrupted", "RecurrentPPO", "Trainer", "make_trainer"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Off-policy training loop shared by SAC and TD3: collect, store in the replay buffer, sample, update, log."""
+"""Off-policy training loop of SAC, TD3 and CrossQ: collect, store in the replay buffer, sample, update, log."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ RECORD: dict[str, Any] = {
     "dataset": "optional",
     "memory_remedy": "buffer_size, n_envs or network",
 }
-"""Fields that the `Algorithm` records of SAC and TD3 share."""
+"""Fields that the `Algorithm` records of SAC, TD3 and CrossQ share."""
 
 
 def min_q(values: tuple[torch.Tensor, ...]) -> torch.Tensor:

@@ -68,7 +68,7 @@ class Plan:
         if encoder.policy not in record.trainer.policy_aliases:
             raise UserError(
                 f"algo={config.algo!r} cannot give the critic other observations than the policy, but the env has an "
-                "observation group for the critic; use PPO, A2C, SAC, TD3 or RecurrentPPO, or remove that group."
+                "observation group for the critic; remove it, or use PPO, A2C, SAC, TD3, CrossQ or RecurrentPPO."
             )
         if encoder.policy == ASYMMETRIC and config.overrides.get("policy_kwargs", {}).get("shared_lstm"):
             raise UserError(
@@ -159,7 +159,9 @@ def with_teacher(record: Algorithm, config: RunConfig) -> RunConfig:
 def check_dataset(record: Algorithm, config: RunConfig) -> None:
     """Raise `UserError` if the algorithm needs a dataset and `config` names none, or the reverse."""
     if not record.dataset and config.dataset is not None:
-        raise UserError(f"dataset={config.dataset!r} has no effect with algo={config.algo!r}; use BC, SAC or TD3.")
+        raise UserError(
+            f"dataset={config.dataset!r} has no effect with algo={config.algo!r}; use BC, SAC, TD3 or CrossQ."
+        )
     if record.dataset == "needed" and config.dataset is None:
         raise UserError(f"algo={config.algo!r} needs a dataset; set dataset to a folder that `kit record` wrote.")
     if config.dataset is not None and options_of(config).get("frozen"):

@@ -68,7 +68,8 @@ def _needs_hindsight(run: Run, rows: Rows) -> Iterator[str]:
         return
     task: Any = registry.find(config.env)
     if task.compute_reward is not Task.compute_reward and "n_sampled_goal" not in algorithm.find(config.algo).own:
-        yield f"{config.algo} hardly learns tasks with goals; SAC and TD3 also learn from goals reached by accident."
+        others = "SAC, TD3 and CrossQ also learn from goals reached by accident"
+        yield f"{config.algo} hardly learns tasks with goals; {others}."
 
 
 def _worse_at_the_end(run: Run, rows: Rows) -> Iterator[str]:

@@ -16,7 +16,9 @@ from kit.presets import POLICY_KEYS
 from kit.trainers import algorithm
 from kit.trainers.arguments import hyperparameter_docs, nested
 
-STOCK_NET_ARCH = {"SAC": [256, 256], "TD3": [400, 300]}
+STOCK_NET_ARCH: dict[str, Any] = {
+    "SAC": [256, 256], "TD3": [400, 300], "CrossQ": {"pi": [256, 256], "qf": [1024, 1024]},
+}  # fmt: skip
 """Algorithm -> default layers in Stable-Baselines3, where net_arch=None means these layers; [64, 64] if not listed."""
 
 

@@ -67,7 +67,7 @@ def draw(groups: dict[tuple[str, str, int], list[Run]]) -> None:
 
     envs = sorted({env for env, _, _ in groups})
     figure, axes = plt.subplots(1, len(envs), figsize=(3.0 * len(envs), 2.8), layout="constrained", squeeze=False)
-    colours = {"PPO": "#1f77b4", "A2C": "#ff7f0e", "SAC": "#2ca02c", "TD3": "#d62728"}
+    colours = {"PPO": "#1f77b4", "A2C": "#ff7f0e", "SAC": "#2ca02c", "TD3": "#d62728", "CrossQ": "#9467bd"}
     for (env, algo, _), runs in sorted(groups.items()):
         axis, curves = axes[0][envs.index(env)], [curve(run) for run in runs]
         points = list(zip(*curves, strict=False))

@@ -55,7 +55,7 @@ class Row:
 FROZEN = {"policy_kwargs": {"features_extractor_kwargs": {"frozen": True}}}
 CASES = (
     Case("Mission", "PPO"), Case("Mission", "PPO", {"side": "defenders"}), Case("Ant", "PPO"), Case("Ant", "A2C"),
-    Case("Ant", "RecurrentPPO"), Case("Ant", "SAC"), Case("Ant", "TD3"), Case("Reach", "PPO"),
+    Case("Ant", "RecurrentPPO"), Case("Ant", "SAC"), Case("Ant", "TD3"), Case("Ant", "CrossQ"), Case("Reach", "PPO"),
     Case("Go1Joystick", "PPO"), Case("G1Joystick", "PPO"), Case("Push", "SAC"), Case("Dishwashing", "SAC"),
     Case("ReachVision", "PPO"), Case("ReachVision", "SAC"), Case("DishwashingVideo", "PPO"),
     Case("DishwashingVideo", "PPO", overrides=FROZEN, encoder="r3d18"),
@@ -69,7 +69,7 @@ def count(case: Case, n_envs: int = 8) -> Row:
     from tests.runs.crash import create
     from tests.trainers.iteration import one_iteration
 
-    off_policy = case.algo in ("SAC", "TD3")
+    off_policy = case.algo in ("SAC", "TD3", "CrossQ")
     steps = {"train_freq": STEPS, "learning_starts": 1, "batch_size": 16} if off_policy else {"n_steps": STEPS}
     with tempfile.TemporaryDirectory() as folder:
         run = create(

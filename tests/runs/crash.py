@@ -30,7 +30,7 @@ SMALL = {
     "BC": {},
     **{
         algo: {"learning_starts": 60, "batch_size": 16, "buffer_size": 500, "policy_kwargs": {"net_arch": [16, 16]}}
-        for algo in ("SAC", "TD3")
+        for algo in ("SAC", "TD3", "CrossQ")
     },
 }  # fmt: skip
 """Networks and batches so small that a run of a thousand steps takes a second."""

@@ -116,6 +116,7 @@ def trainer(algo: str, env: Any = None, seed: int = 0, **overrides: Any) -> Trai
         "RecurrentPPO": {"n_steps": 16, "batch_size": 32, "n_epochs": 2, "policy_kwargs": {"lstm_hidden_size": 8}},
         "A2C": {},
         "SAC": {"learning_starts": 40, "policy_kwargs": {"net_arch": [32, 32]}, "batch_size": 64},
+        "CrossQ": {"learning_starts": 40, "policy_kwargs": {"net_arch": [32, 32]}, "batch_size": 64},
         "TD3": {"learning_starts": 40, "policy_kwargs": {"net_arch": [32, 32]}, "batch_size": 64},
     }
     env = env or FakeEnv()

@@ -22,7 +22,7 @@ SMALL = {
     "PPO": {"n_steps": 8, "batch_size": 16, "n_epochs": 1}, "A2C": {}, "SAC": {"learning_starts": 8, "batch_size": 16},
     "Distill": {"gradient_steps": 2, "batch_size": 16},
 }  # fmt: skip
-SMALL |= {"RecurrentPPO": SMALL["PPO"], "TD3": SMALL["SAC"], "BC": SMALL["Distill"]}
+SMALL |= {"RecurrentPPO": SMALL["PPO"], "TD3": SMALL["SAC"], "CrossQ": SMALL["SAC"], "BC": SMALL["Distill"]}
 SOURCE = {"Distill": {"teacher": "runs/any"}, "BC": {"dataset": "any"}}
 """Placeholders: planning does not check that the teacher or the dataset exists."""
 

@@ -31,6 +31,7 @@ HYPER: dict[str, dict[str, Any]] = {
     "A2C": {},
     "SAC": {"learning_starts": 8, "batch_size": 16, "policy_kwargs": {"net_arch": [16]}},
     "TD3": {"learning_starts": 8, "batch_size": 16, "policy_kwargs": {"net_arch": [16]}},
+    "CrossQ": {"learning_starts": 8, "batch_size": 16, "policy_kwargs": {"net_arch": [16]}},
     "RecurrentPPO": {"n_steps": 8, "batch_size": 16, "n_epochs": 2},
 }
 KINDS: dict[str, dict[str, Any]] = {"numbers": {}, "images": {"eye": True}, "nested": {"nested": True}}
@@ -71,10 +72,10 @@ def test_the_critic_reads_its_group_and_the_actor_reads_the_policy_group(algo: s
         dark = {**obs, "eye": 255 - obs["eye"]}
         assert torch.equal(values(model, dark), value) and not torch.equal(model.act(dark), action)
     else:
-        critic = model.critic if algo in ("SAC", "TD3") else model.policy
-        extractor = critic.features_extractor if algo in ("SAC", "TD3") else critic.vf_features_extractor
+        critic = model.critic if algo in ("SAC", "TD3", "CrossQ") else model.policy
+        extractor = critic.features_extractor if algo in ("SAC", "TD3", "CrossQ") else critic.vf_features_extractor
         assert extractor.features_dim == 5
-        actor = model.actor if algo in ("SAC", "TD3") else model.policy
+        actor = model.actor if algo in ("SAC", "TD3", "CrossQ") else model.policy
         assert actor.features_extractor.features_dim == 2, "the actor's features must be its two inputs"
 
 
@@ -99,7 +100,7 @@ def test_an_interrupted_run_resumes_exactly(algo: str, kind: str) -> None:
     torch.manual_seed(99)
     second = trainer(algo, seed=0, **options)
     second.load_state(state)
-    if algo in ("SAC", "TD3"):
+    if algo in ("SAC", "TD3", "CrossQ"):
         second.load_replay(first.replay_rows(0, first.replay_written), 0)
     second.learn(64)
     assert equal(second.state(), whole.state())

@@ -177,7 +177,7 @@ class Line(gymnasium.Env):
         return {"observation": place, "achieved_goal": place, "desired_goal": np.array([self.goal])}
 
 
-@pytest.mark.parametrize("algo", ["SAC", "TD3"])
+@pytest.mark.parametrize("algo", ["SAC", "TD3", "CrossQ"])
 def test_a_gymnasium_env_with_goals_is_trained_with_hindsight(algo: str, tmp_path: Any) -> None:
     small = {"learning_starts": 64, "batch_size": 32, "policy_kwargs": {"net_arch": [16]}}
     fields = {"env": f"{__name__}:Line", "algo": algo, "total_steps": 256, "n_envs": 2, "eval_every": 0}

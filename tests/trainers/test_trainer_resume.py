@@ -11,7 +11,7 @@ from fake_env import FakeEnv, GoalEnv, rows_of, trainer
 
 from kit.trainers import Interrupted
 
-TOTAL = {"PPO": 512, "RecurrentPPO": 512, "A2C": 400, "SAC": 160, "TD3": 160}
+TOTAL = {"PPO": 512, "RecurrentPPO": 512, "A2C": 400, "SAC": 160, "TD3": 160, "CrossQ": 160}
 
 
 def equal(a: Any, b: Any) -> bool:
@@ -57,14 +57,14 @@ def run(
             boundary += 1
             if boundary in cuts:
                 state = model.state()
-                if algo in ("SAC", "TD3"):
+                if algo in ("SAC", "TD3", "CrossQ"):
                     start = max(0, model.replay_written - model.replay_capacity)
                     replay = (model.replay_rows(start, model.replay_written), start)
                 raise Interrupted
 
         model.on_boundary = at_boundary
         try:
-            model.learn(TOTAL[algo], log_interval=40 if algo in ("SAC", "TD3") else 1)
+            model.learn(TOTAL[algo], log_interval=40 if algo in ("SAC", "TD3", "CrossQ") else 1)
         except Interrupted:
             rows += logged
             continue
@@ -129,7 +129,7 @@ def test_cut_runs_with_other_sac_settings(overrides: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("overrides", [{}, {"buffer_size": 60}], ids=["large", "full"])
-@pytest.mark.parametrize("algo", ["SAC", "TD3"])
+@pytest.mark.parametrize("algo", ["SAC", "TD3", "CrossQ"])
 def test_cut_runs_with_hindsight(algo: str, overrides: dict[str, Any]) -> None:
     whole = run(algo, set(), GoalEnv, **overrides)
     assert equal(run(algo, {3, 17}, GoalEnv, **overrides), whole)

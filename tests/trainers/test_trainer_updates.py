@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import sb3_contrib
 import stable_baselines3 as sb3
 import torch
 from fake_env import FakeEnv, GoalEnv, share_rollout, trainer
@@ -175,15 +176,23 @@ TD3_SHAPES: dict[str, dict[str, Any]] = {
     "td3 every step": {"policy_delay": 1, "tau": 0.1},
     "td3 rare": {"policy_delay": 3, "target_policy_noise": 0.5, "target_noise_clip": 0.2},
 }
-OFF_POLICY = [("SAC", kwargs) for kwargs in SAC_SHAPES.values()] + [("TD3", kwargs) for kwargs in TD3_SHAPES.values()]
+CROSSQ_SHAPES: dict[str, dict[str, Any]] = {
+    "crossq": {},
+    "crossq every step, fixed": {"policy_delay": 1, "ent_coef": 0.2},
+}
+OFF_POLICY = [
+    pytest.param(algo, kwargs, id=name)
+    for algo, shapes in (("SAC", SAC_SHAPES), ("TD3", TD3_SHAPES), ("CrossQ", CROSSQ_SHAPES))
+    for name, kwargs in shapes.items()
+]
 
 
-@pytest.mark.parametrize(("algo", "kwargs"), OFF_POLICY, ids=[*SAC_SHAPES, *TD3_SHAPES])
+@pytest.mark.parametrize(("algo", "kwargs"), OFF_POLICY)
 def test_off_policy(algo: str, kwargs: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Six gradient steps on the same batches with the same noise."""
     small: dict[str, Any] = {"seed": 3, "device": "cpu", "buffer_size": 1000, **kwargs}
     small["policy_kwargs"] = {"net_arch": [32, 32], **kwargs.get("policy_kwargs", {})}
-    families = type(trainer(algo)), getattr(sb3, algo)
+    families = type(trainer(algo)), getattr(sb3_contrib if algo == "CrossQ" else sb3, algo)
     env, policy = (GoalEnv, "MultiInputPolicy") if kwargs is SAC_SHAPES["dict"] else (FakeEnv, "MlpPolicy")
     ours, stock = (family(policy, TensorVecEnv(env(WORLDS)), **small) for family in families)
     for model in (ours, stock):

@@ -62,7 +62,7 @@ def test_a_return_that_rises_without_success_is_named_first(tmp_path: Path) -> N
 
 
 def test_a_task_with_goals_is_not_for_ppo(tmp_path: Path) -> None:
-    words = "PPO hardly learns tasks with goals; SAC and TD3"
+    words = "PPO hardly learns tasks with goals; SAC, TD3 and CrossQ"
     cases = (("Push", "PPO", True), ("Push", "SAC", False), ("Reach", "PPO", False), ("missing:Task", "PPO", False))
     for env, algo, expected in cases:
         run = run_with(tmp_path / env / algo, [GOOD] * 6, {"env": env, "algo": algo}, step=800_000)
