@@ -245,10 +245,13 @@ def min_q(values: tuple[torch.Tensor, ...]) -> torch.Tensor:
     return torch.cat(values, dim=1).min(1).values
 
 
-def descend(optimizer: Any, loss: torch.Tensor) -> torch.Tensor:
-    """Take one step of `optimizer`, torch's or a flat one, on `loss`; return the loss, detached."""
+def descend(optimizer: Any, loss: torch.Tensor, parameters: list[torch.Tensor] | None = None) -> torch.Tensor:
+    """Take one step of `optimizer`, torch's or a flat one, on `loss`; return the loss, detached.
+
+    `parameters`: those that `optimizer` changes. If given, no time is spent on other gradients.
+    """
     optimizer.zero_grad()
-    loss.backward()
+    loss.backward(inputs=parameters)
     optimizer.step()
     return loss.detach()
 
