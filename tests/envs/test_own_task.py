@@ -38,7 +38,7 @@ def test_a_class_in_a_module_is_found_and_given_its_options() -> None:
         (OURS, {"length": 99}, "env_options={'length': 99} do not fit env=.*length=99 must be between 2 and 36"),
         (OURS, {"lenght": 5}, "env_options lenght=5 is not one of .*'s; did you mean length"),
         ("tests.envs.corridor:Walk", {"size": 5}, "env='Walk' cannot be made here with env_options={'size': 5}"),
-        ("tests.envs.corridor:Nothing", {}, "env='tests.envs.corridor:Nothing' is unknown"),
+        ("tests.envs.corridor:Nothing", {}, "tests.envs.corridor has no env 'Nothing'; valid are Corridor, Walk"),
         ("no_such_module:Corridor", {}, "there is no module 'no_such_module' on the path or in .*put no_such"),
     ],
 )
