@@ -91,7 +91,10 @@ class CrossQ(EntropyTrainer, sb3_contrib.CrossQ):
         self._flat = {net: flatten(net.optimizer) for net in (self.critic, self.actor)}
 
     def critic_loss(self, batch: Transitions, ent_coef: torch.Tensor) -> torch.Tensor:
-        """L_Q = ½ Σ_i E[(Q_i(s, a) - y)²],   y = r + γ (1 - d) (min_i Q_i(s', a') - α log π(a'|s')),   a' ~ π(s')"""
+        """Return the critics' squared error. The target y comes from the same critics, held constant.
+
+        L_Q = ½ Σ_i E[(Q_i(s, a) - y)²],   y = r + γ (1 - d) (min_i Q_i(s', a') - α log π(a'|s')),   a' ~ π(s')
+        """
         self.actor.set_bn_training_mode(False)
         with torch.no_grad():
             next_actions, next_log_prob = self.actor.action_log_prob(as_tensor(batch.next_obs))
@@ -104,12 +107,6 @@ class CrossQ(EntropyTrainer, sb3_contrib.CrossQ):
             next_q = min_q(tuple(q[size:] for q in values))
             target = batch.rewards + self.gamma * (~batch.terminated) * (next_q - ent_coef * next_log_prob)
         return 0.5 * torch.stack([F.mse_loss(q[:size].squeeze(1), target) for q in values]).sum()
-
-    def actor_loss(
-        self, batch: Transitions, actions: torch.Tensor, log_prob: torch.Tensor, ent_coef: torch.Tensor
-    ) -> torch.Tensor:
-        """L_π = E[α log π(a|s) - min_i Q_i(s, a)],   a ~ π(s)"""
-        return (ent_coef * log_prob - min_q(self.critic(as_tensor(batch.obs), actions))).mean()
 
     def train(self, gradient_steps: int, batch_size: int = 64) -> None:
         for optimizer in self._flat.values():

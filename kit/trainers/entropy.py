@@ -7,7 +7,8 @@ from typing import cast
 import torch
 
 from kit.envs.obs import Obs
-from kit.trainers.off_policy import OffPolicyTrainer
+from kit.trainers.off_policy import OffPolicyTrainer, min_q
+from kit.trainers.replay import Transitions
 from kit.trainers.saving import State, Values
 
 
@@ -39,6 +40,12 @@ class EntropyTrainer(OffPolicyTrainer):
     def ent_coef_now(self) -> torch.Tensor:
         """Return α, a scalar without gradient."""
         return self.ent_coef_tensor if self.log_ent_coef is None else self.log_ent_coef.detach().exp().squeeze(0)
+
+    def actor_loss(
+        self, batch: Transitions, actions: torch.Tensor, log_prob: torch.Tensor, ent_coef: torch.Tensor
+    ) -> torch.Tensor:
+        """L_π = E[α log π(a|s) - min_i Q_i(s, a)],   a ~ π(s)"""
+        return (ent_coef * log_prob - min_q(self.critic(as_tensor(batch.obs), actions))).mean()
 
     def ent_coef_loss(self, log_prob: torch.Tensor) -> torch.Tensor:
         """L_α = -log α · E[log π(a|s) + target entropy]"""

@@ -52,12 +52,6 @@ class SAC(EntropyTrainer, sb3.SAC):
         values = self.critic(as_tensor(batch.obs), batch.actions)
         return 0.5 * torch.stack([F.mse_loss(q.squeeze(1), target) for q in values]).sum()
 
-    def actor_loss(
-        self, batch: Transitions, actions: torch.Tensor, log_prob: torch.Tensor, ent_coef: torch.Tensor
-    ) -> torch.Tensor:
-        """L_π = E[α log π(a|s) - min_i Q_i(s, a)],   a ~ π(s)"""
-        return (ent_coef * log_prob - min_q(self.critic(as_tensor(batch.obs), actions))).mean()
-
     # -- the update ------------------------------------------------------------------------------------------------
 
     def train(self, gradient_steps: int, batch_size: int = 64) -> None:

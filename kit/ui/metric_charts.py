@@ -54,11 +54,12 @@ class MetricCharts:
 
     def attach(self, run: Run | None) -> None:
         """Show the metrics of `run` from now on; hide the section if it is None."""
+        if run is not None and (self._run is None or run.path != self._run.path):
+            self.smooth.value, self.range.value = 1, (0, 100)
         self._run, self._readers = run, {}
         self.fold.view.layout.display = "none" if run is None else None
         if run is None:
             return
-        self.smooth.value, self.range.value = 1, (0, 100)
         self.other.options = [NO_RUN, *(each.name for each in local_runs(run.path.parent) if each.name != run.name)]
         self.draw()
 

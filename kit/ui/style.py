@@ -71,8 +71,7 @@ CSS = """
   padding:6px 10px;
   white-space:normal;text-align:left;font-size:12.5px;line-height:1.4;border-radius:6px;border:1px solid #2a78d6;
   background:var(--jp-layout-color1,Canvas);color:var(--jp-ui-font-color1,CanvasText);
-  box-shadow:0 2px 8px rgba(0,0,0,.25)}
-.kit-help{pointer-events:none}
+  box-shadow:0 2px 8px rgba(0,0,0,.25);pointer-events:none}
 .kit-entry:focus-within .kit-help,.kit-entry .widget-label:hover .kit-help{display:block}
 .kit-choices:has(.kit-entry:hover) .kit-entry:focus-within:not(:hover) .kit-help{display:none}
 .kit-dashboard .jupyter-button:focus-visible{outline:2px solid #eb6834;outline-offset:1px}
