@@ -112,6 +112,10 @@ TASKS: dict[tuple[str, str], Row] = {
 # than one of 16, and with thousands of envs a rollout of half a second is enough for an update.
 PPO_ON_CUDA: Row = {"n_envs": 2048, "n_steps": 24, "batch_size": 12_288, "n_epochs": 5}
 
+# The same for tasks that observe images. ReachVision, on an H200: 16 envs train at 287 steps/s, slower than on two CPU
+# cores, and 256 envs at 2,770. With these, 91 % of the test episodes succeed after 121,000 steps.
+PPO_FROM_IMAGES_ON_CUDA: Row = {"n_envs": 256, "n_steps": 8, "batch_size": 256}
+
 # Used instead of `TASKS` on a GPU. MuJoCo Playground and mjlab train these robots with the same network and n_steps of
 # 20 to 24.
 TASKS_ON_CUDA: dict[tuple[str, str], Row] = {

@@ -27,7 +27,7 @@ from kit.envs.groups import OPTION as OBS_GROUPS
 from kit.envs.obs import TEACHER
 from kit.errors import UserError
 from kit.machine import limits, settings
-from kit.presets import NAMED, PPO_ON_CUDA, TASKS, TASKS_ON_CUDA, Row
+from kit.presets import NAMED, PPO_FROM_IMAGES_ON_CUDA, PPO_ON_CUDA, TASKS, TASKS_ON_CUDA, Row
 from kit.trainers import algorithm
 from kit.trainers.algorithm import Algorithm
 from kit.trainers.arguments import complete, nested
@@ -105,7 +105,7 @@ def plan(config: RunConfig) -> Plan:
     stacks = encoders.sees_clips(env.observation_space, env.obs_groups)
     images = encoders.sees_images(env.observation_space)
     device = device_of(config, images)
-    row = row_of(record, config, device, on_gpu=device != "cpu" and env.physics and not images)
+    row = row_of(record, config, device, on_gpu=device != "cpu" and env.batched and env.physics, images=images)
     hyper = complete(record, row, config.overrides)
     n_envs = config.n_envs if isinstance(config.n_envs, int) else _auto_n_envs(record, config, row, device, env.physics)
     resolved = config.replace(
@@ -193,10 +193,10 @@ def config_of_rank(record: Algorithm, config: RunConfig, rank: int = 0, on_this_
     )
 
 
-def row_of(record: Algorithm, config: RunConfig, device: str, on_gpu: bool) -> Row:
+def row_of(record: Algorithm, config: RunConfig, device: str, on_gpu: bool, images: bool) -> Row:
     """Return the hyperparameters of the config's preset, before the user's overrides.
 
-    `on_gpu`: a GPU simulates MuJoCo, and the policy sees no images.
+    `on_gpu`: a GPU simulates MuJoCo. `images`: the policy sees images.
     """
     if config.preset == "sb3":
         return record.stock_row
@@ -207,7 +207,9 @@ def row_of(record: Algorithm, config: RunConfig, device: str, on_gpu: bool) -> R
     kind = config.env.partition(":")[0]
     env = kind if kind in ROBOT_TASKS else config.env
     row = rows.get((env, config.algo), record.row)
-    return row | PPO_ON_CUDA if on_gpu and config.algo == "PPO" else row
+    if on_gpu and config.algo == "PPO":
+        return row | (PPO_FROM_IMAGES_ON_CUDA if images else PPO_ON_CUDA)
+    return row
 
 
 def device_of(config: RunConfig, images: bool) -> str:

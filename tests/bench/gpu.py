@@ -1,17 +1,18 @@
 """Everything to measure on a GPU, in one command of ten minutes on a bare machine. Run by hand:
 
     python tests/bench/gpu.py --output gpu.md                # tests, then one row after another; paste gpu.md somewhere
-    python tests/bench/gpu.py --only Ant --worlds 1024 8192  # one task, other numbers of envs
+    python tests/bench/gpu.py --only Ant --worlds 1024 8192  # one row, other numbers of envs
     python tests/bench/gpu.py --mjlab-python A/bin/python --playground-python B/bin/python
     python tests/bench/gpu.py --pretend                      # without a GPU: only checks that the script runs
 
-First the tests that need a GPU, then Go1Joystick, Ant, Mission, ReachVision, SAC on Reach and G1Joystick. A row is
-printed and written to --output as soon as it is known; after --minutes nothing more is begun. Columns, in env steps/s:
+First the tests that need a GPU, then Go1Joystick, Ant, Mission, ReachVision, SAC on Reach, CrossQ on Ant and
+G1Joystick. A row is printed and written to --output as soon as it is known; after --minutes nothing more is begun.
+Columns, in env steps/s:
 
     bare      MuJoCo Warp alone: the CUDA graph of one control step, launched repeatedly with constant controls
     env       with actions, observations, rewards and resets
     train     with the policy and its updates
-    waits     how often the CPU waits for the GPU, per env step of training
+    waits     how often the CPU waits for the GPU, per env step of training, to read the metrics included
     launches  kernels that are launched one by one, not from a CUDA graph, per env step of training
     busy      share of the time in which the GPU computes, while training (torch.profiler)
     MB/world  GPU memory per env, before and after training
@@ -43,6 +44,8 @@ sys.path.insert(0, str(ROOT))
 
 PPO = {"n_steps": 24, "n_epochs": 5, "policy_kwargs": {"net_arch": [512, 256, 128], "activation_fn": "elu"}}
 """As usual with thousands of envs; a batch is a quarter of a rollout."""
+SAC = {"train_freq": 1, "gradient_steps": 2, "learning_starts": 1}
+"""Two gradient steps per env step of all envs, from the first on."""
 
 
 @dataclass(frozen=True)
@@ -55,13 +58,19 @@ class Case:
     overrides: dict[str, Any] | None = None
     """None: those of the preset auto."""
 
+    @property
+    def name(self) -> str:
+        """As --only and --row take it: the task, with the algorithm if it is not PPO."""
+        return self.env if self.algo == "PPO" else f"{self.env}:{self.algo}"
+
 
 CASES = (
     Case("Go1Joystick", 2048, overrides=PPO),
     Case("Ant", 4096, overrides=PPO),
     Case("Mission", 4096),
     Case("ReachVision", 256),
-    Case("Reach", 256, "SAC", {"train_freq": 1, "gradient_steps": 2, "learning_starts": 1}),
+    Case("Reach", 256, "SAC", SAC),
+    Case("Ant", 256, "CrossQ", SAC),
     Case("G1Joystick", 2048, overrides=PPO),
 )
 COLUMNS = (
@@ -104,7 +113,7 @@ class Report:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=[case.env for case in CASES], help="only these tasks")
+    parser.add_argument("--only", nargs="+", choices=[case.name for case in CASES], help="only these rows")
     parser.add_argument("--parts", nargs="+", choices=PARTS, help="default: all, with --only no tests and no memory")
     parser.add_argument("--worlds", type=int, nargs="+", help="numbers of envs; default: one number per task")
     parser.add_argument("--seconds", type=float, default=5.0, help="minimum duration of each measurement")
@@ -117,7 +126,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.row:
         machine()
-        print(row(next(case for case in CASES if case.env == args.row[0]), int(args.row[1]), args.seconds))
+        print(row(next(case for case in CASES if case.name == args.row[0]), int(args.row[1]), args.seconds))
         return
     parts = args.parts or (("table", "launch") if args.only else PARTS)
     deadline = time.monotonic() + 60 * args.minutes
@@ -134,8 +143,8 @@ def main() -> None:
     for case in CASES if "table" in parts else ():
         for worlds in args.worlds or [case.worlds]:
             if time.monotonic() > deadline:
-                report(f"\n{case.env}: not measured, {args.minutes:g} minutes are over")
-            elif not args.only or case.env in args.only:
+                report(f"\n{case.name}: not measured, {args.minutes:g} minutes are over")
+            elif not args.only or case.name in args.only:
                 measure, n = (row, TINY) if args.pretend else (alone, worlds)
                 report(attempt(lambda case=case, n=n, measure=measure: measure(case, n, args.seconds)))
     report("")
@@ -179,7 +188,7 @@ def tests(pretend: bool) -> str:
 
 def alone(case: Case, worlds: int, seconds: float) -> str:
     """Measure `case` in a process of its own: after an error in a kernel, its process can use the GPU no more."""
-    command = [sys.executable, __file__, "--row", case.env, str(worlds), "--seconds", str(seconds)]
+    command = [sys.executable, __file__, "--row", case.name, str(worlds), "--seconds", str(seconds)]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
     return done.stdout.strip().splitlines()[-1]
 
@@ -223,7 +232,7 @@ def row(case: Case, worlds: int, seconds: float) -> str:
     per_iteration = worlds * (getattr(trainer, "n_steps", 0) or trainer.train_freq.frequency)
     trainer.learn(per_iteration)  # warm-up, with all compilation and recording
     # `learn` reads metrics at its end; a run on a GPU reads them as often
-    steps = per_iteration if worlds == TINY else READ_EVERY * per_iteration
+    steps = per_iteration if worlds == TINY else READ_EVERY * max(per_iteration, 8 * worlds)
     trained = rate(lambda: trainer.learn(steps, reset_num_timesteps=False), steps, seconds, turns=1)
     waits, launches, busy = profile(lambda n: trainer.learn(n, reset_num_timesteps=False), worlds, steps, per_iteration)
     train_memory = used_memory() - empty
@@ -328,9 +337,9 @@ def further(args: argparse.Namespace, parts: Sequence[str]) -> Iterator[Callable
         for worlds in (TINY,) if args.pretend else MEMORY_WORLDS:
             yield lambda n=worlds: memory(n)
     if "launch" in parts and not args.pretend:
-        for case in CASES:
-            if case.env != "Mission" and (not args.only or case.env in args.only):
-                yield lambda case=case: first_launch(case.env)
+        for env in dict.fromkeys(case.env for case in CASES if not args.only or case.name in args.only):
+            if env != "Mission":
+                yield lambda env=env: first_launch(env)
     for name, python, command in (("mjlab", args.mjlab_python, MJLAB),
                                   ("MuJoCo Playground", args.playground_python, ["-c", PLAYGROUND])):  # fmt: skip
         if python:

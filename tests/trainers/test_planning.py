@@ -54,6 +54,14 @@ def test_auto_n_envs_on_a_gpu_are_thousands_unless_the_run_is_short(env, steps, 
     assert resolved.overrides["n_steps"] == (24 if env == "Ant" else 16)
 
 
+@pytest.mark.parametrize(("env", "worlds", "rollout"), [("ReachVision", 256, 256 * 8), ("HalfCheetah-v5", 16, 16 * 64)])
+def test_a_gpu_simulates_hundreds_of_envs_with_cameras_and_none_of_gymnasiums(env, worlds, rollout, monkeypatch):
+    """Gymnasium's envs are stepped by the CPU, one after another, whatever device trains the policy."""
+    monkeypatch.setattr(planning, "device_of", lambda config, images: "cuda")
+    resolved = resolve(RunConfig(env=env, total_steps=300_000))
+    assert (resolved.n_envs, resolved.n_envs * resolved.overrides["n_steps"]) == (worlds, rollout)
+
+
 def test_resolved_values_are_summarised_in_a_sentence():
     asked = RunConfig(env="Reach", total_steps=100_000)
     assert plan(asked).sentence == (
