@@ -67,7 +67,7 @@ class Training:
             raise
 
     def _build(self, config: RunConfig) -> None:
-        from kit.runs.evaluation import EVAL_SEED, Evaluator
+        from kit.runs.evaluation import EVAL_SEED, Evaluator, during_training
         from kit.runs.opponents import make_env
         from kit.trainers import make_trainer
 
@@ -104,7 +104,7 @@ class Training:
         self.trainer.set_logger(row_logger(self.metrics, self._monitor.columns))
         self.trainer.should_stop, self.trainer.on_boundary = self._should_stop, self.boundary
         self.trainer.on_divergence = self._keep_divergence
-        self._evaluator = Evaluator(config, seed=EVAL_SEED)
+        self._evaluator = Evaluator(during_training(config), seed=EVAL_SEED)
         self._closing.append(self._evaluator.close)
         budget = byte_count("disk_budget", config.disk_budget)
         self.writer = Writer(self.run.path, resumed, self._on_checkpoint, not replay_lost, budget)
