@@ -203,10 +203,11 @@ def row_of(record: Algorithm, config: RunConfig, device: str, on_gpu: bool, imag
     if config.preset in NAMED:
         named = NAMED[config.preset]
         return record.row | {"n_envs": named["n_envs"], **{name: named[name] for name in record.columns}}
-    rows = TASKS if device == "cpu" else TASKS | TASKS_ON_CUDA
     kind = config.env.partition(":")[0]
-    env = kind if kind in ROBOT_TASKS else config.env
-    row = rows.get((env, config.algo), record.row)
+    task = kind if kind in ROBOT_TASKS else config.env, config.algo
+    if device != "cpu" and task in TASKS_ON_CUDA:
+        return TASKS_ON_CUDA[task]
+    row = TASKS.get(task, record.row)
     if on_gpu and config.algo == "PPO":
         return row | (PPO_FROM_IMAGES_ON_CUDA if images else PPO_ON_CUDA)
     return row
