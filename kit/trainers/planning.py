@@ -9,7 +9,8 @@ The same config gets the same plan on the same kind of machine. "auto" is resolv
               on a GPU `ENVS_ON_CUDA_NO_PHYSICS` in all) and the run has `MIN_ROLLOUTS` rollouts. For physics on a GPU
               the row's number is halved instead, until the run has as many rollouts. A run that runs out of memory
               halves n_envs if `Algorithm.fewer_envs`
-    device    a GPU if one works and the policy sees images or the row or preset is tuned for GPUs; else the CPU
+    device    a GPU if one works and the policy sees images, PPO trains a legged robot or the preset is for GPUs; else
+              the CPU
     batch     for PPO and RecurrentPPO, the largest divisor of the rollout's size that is no larger than the batch size
               in the row
     threads   one per core
@@ -27,7 +28,7 @@ from kit.envs.groups import OPTION as OBS_GROUPS
 from kit.envs.obs import TEACHER
 from kit.errors import UserError
 from kit.machine import limits, settings
-from kit.presets import NAMED, PPO_FROM_IMAGES_ON_CUDA, PPO_ON_CUDA, TASKS, TASKS_ON_CUDA, Row
+from kit.presets import LEGGED, NAMED, PPO_FROM_IMAGES_ON_CUDA, PPO_ON_CUDA, TASKS, TASKS_ON_CUDA, Row
 from kit.trainers import algorithm
 from kit.trainers.algorithm import Algorithm
 from kit.trainers.arguments import complete, nested
@@ -223,7 +224,7 @@ def device_of(config: RunConfig, images: bool) -> str:
                 f"device={config.device!r} needs a CUDA GPU and PyTorch sees none; use cpu or see `kit verify`."
             )
         return config.device
-    suits_gpu = images or config.preset in NAMED or (config.env, config.algo) in TASKS_ON_CUDA
+    suits_gpu = images or config.preset in NAMED or (config.env in LEGGED and config.algo == "PPO")
     return "cuda" if suits_gpu and settings.gpu_works() else "cpu"
 
 

@@ -231,7 +231,7 @@ def row(case: Case, worlds: int, seconds: float) -> str:
     trainer: Any = make_trainer(resolve(config), env)
     per_iteration = worlds * (getattr(trainer, "n_steps", 0) or trainer.train_freq.frequency)
     trainer.learn(per_iteration)  # warm-up, with all compilation and recording
-    # `learn` reads metrics at its end; a run on a GPU reads them as often
+    # `learn` reads metrics at its end, for which it waits; so turns are not shorter than a run's
     steps = per_iteration if worlds == TINY else READ_EVERY * max(per_iteration, 8 * worlds)
     trained = rate(lambda: trainer.learn(steps, reset_num_timesteps=False), steps, seconds, turns=1)
     waits, launches, busy = profile(lambda n: trainer.learn(n, reset_num_timesteps=False), worlds, steps, per_iteration)

@@ -62,6 +62,22 @@ def test_a_gpu_simulates_hundreds_of_envs_with_cameras_and_none_of_gymnasiums(en
     assert (resolved.n_envs, resolved.n_envs * resolved.overrides["n_steps"]) == (worlds, rollout)
 
 
+def test_on_a_gpu_ant_has_a_row_of_its_own_and_mirrored_legs_keep_their_low_rate(monkeypatch):
+    """With more than lin_0.0002 mirrored updates grew until the weights were NaN."""
+    ant, legs = (resolve(RunConfig(env=env, device="cpu")).overrides for env in ("Ant", "G1Legs"))
+    assert (ant["learning_rate"], legs["learning_rate"], legs["mirror"]) == ("lin_0.0003", "lin_0.0002", True)
+    monkeypatch.setattr(planning, "device_of", lambda config, images: "cuda")
+    ant, legs = (resolve(RunConfig(env=env, total_steps=10**7)).overrides for env in ("Ant", "G1Legs"))
+    assert (ant["learning_rate"], ant["batch_size"]) == ("lin_0.001", 6144)
+    assert (legs["learning_rate"], legs["batch_size"]) == ("lin_0.0002", 12_288)
+
+
+def test_device_auto_is_a_gpu_for_legged_robots_and_images_and_the_cpu_for_ant(monkeypatch):
+    monkeypatch.setattr(planning.settings, "gpu_works", lambda: True)
+    found = {env: resolve(RunConfig(env=env)).device for env in ("Ant", "G1Legs", "Go1Joystick", "ReachVision")}
+    assert found == {"Ant": "cpu", "G1Legs": "cpu", "Go1Joystick": "cuda", "ReachVision": "cuda"}
+
+
 def test_resolved_values_are_summarised_in_a_sentence():
     asked = RunConfig(env="Reach", total_steps=100_000)
     assert plan(asked).sentence == (
