@@ -47,8 +47,10 @@ class MetricCharts:
         wrapped = w.HBox(controls, layout=w.Layout(flex_flow="row wrap"))
         self.fold = Fold(w, "All metrics: losses, reward terms, entropy, speed", "kit-metrics", [wrapped, self.chart])
         self._run: Run | None = None
+        self._chosen: str | None = None  # the metric that the user has chosen; not every run has it
         self._readers: dict[Path, GrowingRows] = {}
         self.fold.view.layout.display = "none"
+        self.metric.observe(lambda change: setattr(self, "_chosen", change["new"]), names="value")
         for widget in (*controls, self.fold.button):
             widget.observe(lambda _: self.draw(), names="value")
 
@@ -70,9 +72,10 @@ class MetricCharts:
         rows = self._read(self._run.path)
         names = metrics_of(rows)
         if names != list(self.metric.options):
-            chosen = self.metric.value
-            self.metric.options = names
-            self.metric.value = chosen if chosen in names else next(iter(names), None)
+            chosen, shown = self._chosen, self.metric.value
+            self.metric.options = names  # this changes the value, too
+            self.metric.value = next((name for name in (chosen, shown, *names) if name in names), None)
+            self._chosen = chosen
         if self.metric.value is None:
             self.chart.value = style.wrap(style.note("No metrics yet."))
             return

@@ -163,8 +163,7 @@ def test_the_recording_process_can_import_the_users_env(tmp_path: Path, monkeypa
 
 def test_any_metric_can_be_charted_with_another_run_and_zoomed(tmp_path: Path) -> None:
     """The run has steps 100 to 600; the first half of the range ends at step 300."""
-    make_run(tmp_path, "other", rows=3)
-    run = make_run(tmp_path, "arm")
+    other, run = make_run(tmp_path, "other", rows=3), make_run(tmp_path, "arm")
     charts = MetricCharts(ipywidgets)
     charts.attach(run)
     assert not charts.chart.value, "a folded chart must not be drawn"
@@ -181,4 +180,8 @@ def test_any_metric_can_be_charted_with_another_run_and_zoomed(tmp_path: Path) -
     charts.draw()
     assert charts.metric.value == "time/fps", "a new metric must not change the choice"
     charts.metric.value, charts.range.value = "Reward terms", (0, 100)
+    charts.attach(other)
+    assert charts.metric.value != "Reward terms", "this run has none"
+    charts.attach(run)
+    assert charts.metric.value == "Reward terms", "the user's choice, also after a run without it"
     assert "near, step 700: 1" in charts.chart.value and "energy, step 700: -2" in charts.chart.value
