@@ -65,8 +65,8 @@ def _step(text: str) -> int | str:
 
 
 def _evaluate(options: argparse.Namespace) -> int:
-    changes = RunConfig.from_text("env_options", options.env_options)
-    scores = kit.evaluate(options.run, options.episodes, options.step, trust=options.trust, env_options=changes)
+    run, changes = kit.Run(options.run), RunConfig.from_text("env_options", options.env_options)
+    scores = kit.evaluate(run, options.episodes, options.step, trust=options.trust, env_options=changes)
     rate = "" if scores["success_rate"] is None else f", success {scores['success_rate']:.1%}"
     line = f"{scores['episodes']} episodes: return {scores['mean_return']:.2f} ± {scores['std_return']:.2f}{rate}"
     others = [f"{name:32} {value:10.3f}" for name, value in scores.items() if name not in HEADLINE]
@@ -76,10 +76,12 @@ def _evaluate(options: argparse.Namespace) -> int:
 def _video(options: argparse.Namespace) -> int:
     from kit.machine.progress import progress_bar
     from kit.runs.run import opened
-    from kit.runs.video import failures_first, record
 
     cameras = tuple(options.cameras.split(",")) if options.cameras else None
     run, episodes = opened(options.run, options.trust), options.episodes
+
+    from kit.runs.video import failures_first, record  # imports torch, which takes seconds
+
     with progress_bar(unit="frame", desc="recording") as bar:
 
         def on_frame(done: int, at_most: int) -> None:
@@ -117,8 +119,9 @@ def _fingerprint(options: argparse.Namespace) -> int:
 
 def _view(options: argparse.Namespace) -> int:
     env_options = RunConfig.from_text("env_options", options.env_options)
+    run = kit.Run(options.run) if options.run else None
     viewer = kit.ui.view(
-        options.run, options.step, options.port, options.trust, env=options.env, env_options=env_options,
+        run, options.step, options.port, options.trust, env=options.env, env_options=env_options,
         n_envs=options.n_envs,
     )  # fmt: skip
     print(f"{viewer}; Ctrl-C ends it. From another machine: ssh -L {viewer.port}:localhost:{viewer.port} ...")
@@ -130,14 +133,17 @@ def _view(options: argparse.Namespace) -> int:
 
 
 def _export(options: argparse.Namespace) -> int:
-    print(kit.export(options.run, options.to, options.step, options.output, options.trust))
+    run = kit.Run(options.run)
+    print(kit.export(run, options.to, options.step, options.output, options.trust))
     return 0
 
 
 def _push(options: argparse.Namespace) -> int:
-    from kit.runs.publish import push
+    run = kit.Run(options.run)
 
-    print(push(options.run, options.url, options.step, options.episodes, options.trust))
+    from kit.runs.publish import push  # imports torch, which takes seconds
+
+    print(push(run, options.url, options.step, options.episodes, options.trust))
     return 0
 
 

@@ -193,9 +193,6 @@ def create(
     `UserError`, and then leaves no file.
     """
     from kit import envs
-    from kit.envs import check
-    from kit.runs import demonstrations, teacher
-    from kit.trainers.planning import plan
 
     user_config, warm = config, None
     config = (user_config or RunConfig()).replace(**changes)
@@ -203,6 +200,12 @@ def create(
         warm = warm_start(start_from, trust, config.runs_dir, config.algo)
         config = warm.make_config(user_config, changes)
     permit(config, trust)
+    envs.find(config.env)
+
+    from kit.envs import check  # imports torch, which takes seconds: a misspelt name is refused before
+    from kit.runs import demonstrations, teacher
+    from kit.trainers.planning import plan
+
     if other_process or config.processes > 1:
         envs.child_environ(config)  # raises if another process cannot make the env
     opponents.check(config)
