@@ -80,14 +80,15 @@ def permit(config: Config, trust: bool = False) -> None:
         if trust:
             _trusted.add(str(name))
         module = name.partition(":")[0]
-        if ":" in name and not (field == "env" and module in ROBOT_TASKS):  # these are kit's own, for a robot's model
+        if ":" in name and not (field == "env" and module in ROBOT_TASKS):  # joystick:ROBOT names no module
             check(name, module)
 
 
 def check(name: str, module: str) -> None:
     """Raise `UserError` unless `module`, the module part of `name`, may be imported.
 
-    Runs no code of the module. Records trust that is granted, for this process and on disk.
+    Runs no code of the module. Records trust that is granted, for this process and on disk. Adds the working directory
+    to the module path.
     """
     if str(Path.cwd()) not in sys.path:  # so that modules beside the notebook can be found, as in an ordinary notebook
         sys.path.append(str(Path.cwd()))
@@ -111,9 +112,10 @@ def trusted_environment() -> dict[str, str]:
 
 
 def _downloaded_with(file: str | None, folder: Path) -> bool:
-    """Return whether `file` was probably downloaded together with `folder`, or lies in any run's folder.
+    """Return whether `file` lies below the working directory, in `folder` or in a run's folder.
 
-    The working directory is on the module path, so a dotted name can import files downloaded into its subfolders.
+    Such a file was probably downloaded together with the config in `folder`. The working directory is on the module
+    path, so a dotted name can import files from its subfolders.
     """
     cwd = Path.cwd()
     subfolders = [parent for parent in Path(file or cwd).parents if cwd in parent.parents]

@@ -114,7 +114,7 @@ class NatureEncoder(ImageExtractor):
 
 
 class MultiCameraEncoder(ImageExtractor):
-    """`NatureEncoder` at half the width, so that several cameras cost as much as one camera with `NatureEncoder`."""
+    """`NatureEncoder` with half the channels, for several cameras."""
 
     name, least_pixels = "multi_camera", NATURE_PIXELS
 
@@ -125,7 +125,7 @@ class MultiCameraEncoder(ImageExtractor):
 class ClipEncoder(ImageExtractor):
     """`NatureEncoder` over `frames` frames of a clip: the newest, and older ones at growing distances (`spread`).
 
-    A longer clip costs no more, and shows slower motion.
+    A longer clip reaches further into the past at the same cost.
     """
 
     name, least_pixels = "clip_cnn", NATURE_PIXELS

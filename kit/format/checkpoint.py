@@ -4,7 +4,7 @@
       policy.safetensors  optimizer.safetensors  env.safetensors ...   one file of tensors per component
       state.json         values that are not tensors, by component
       manifest.json      size and SHA-256 of each file in this folder and of each shared file; written last
-    replay/000000000000.safetensors    off-policy data, named by the number of its first row
+    replay/000000000000.safetensors    replay data, named by the vector step of its first row
     frozen/0123456789abcdef.safetensors   component "frozen": weights that never change, named by SHA-256
     frozen/dataset-….safetensors          component "dataset": demonstrations, which never change either
 
@@ -64,7 +64,7 @@ class Checkpoint:
         return f"{self.path.parent.name}/{self.path.name}"
 
     def loaded(self) -> Checkpoint:
-        """Return a copy with the manifest in memory, readable even if the files are deleted. Raises `Damaged`."""
+        """Return a copy that holds the manifest in memory; `manifest` then works without files. Raises `Damaged`."""
         loaded = replace(self, raw=self._manifest_bytes())
         loaded.manifest()
         return loaded

@@ -13,15 +13,14 @@ def worker_environment(threads: int, environment: Mapping[str, str] | None = Non
     Variables that are set already keep their values.
     """
     environment = os.environ if environment is None else environment
-    # passive: a waiting thread sleeps; if it spun, it could take the core from the thread it waits for (24 ms per
-    # minibatch instead of 10)
     caps = {f"{library}_NUM_THREADS": str(threads) for library in ("OMP", "MKL", "OPENBLAS", "NUMEXPR")}
+    # passive: waiting threads sleep; threads that spun made a minibatch take 24 instead of 10 ms
     return {**caps, "OMP_WAIT_POLICY": "passive", **environment}
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Let PyTorch use one thread in the block: faster for small batches, and ten times if other programs are running.
+    """Use one PyTorch thread in the block. Faster for small batches; ten times as fast on a busy machine.
 
     If a program uses one of two cores, every layer waits until its second thread gets that core (measured: 13 ms per
     small convolution).

@@ -33,9 +33,9 @@ def train(
 ) -> Run:
     """Train in this process until the run is finished, stopped or failed; `status()["state"]` tells which.
 
-    `fields` are fields of RunConfig. `start_from` names a pretrained policy: RUN or RUN@STEP of another run (`branch`
-    lists what is copied), or a Stable-Baselines3 MODEL.zip. Opening a zip can run code, and so can importing a module
-    named in a config file or in another run: both need `trust=True`. Raises `UserError` for settings that cannot work,
+    `fields` are fields of RunConfig. `start_from` names a pretrained policy: RUN or RUN@STEP of another run (see
+    `branch`), or a Stable-Baselines3 MODEL.zip. Opening a zip can run code, and so can importing a module named in a
+    config file or in another run: both need `trust=True`. Raises `UserError` for settings that cannot work,
     before any file is written.
     """
     return _foreground(create(config, fields, start_from, trust), on_progress)
@@ -76,14 +76,14 @@ def resume(
 ) -> Run:
     """Resume a run from its latest checkpoint.
 
-    `path_or_url`: a run directory, a store's URL with the run's name, or None for the latest unfinished run in
-    `runs_dir`, or else in `store`. `changes` are fields that may differ from the run's config (total_steps, store and
-    others).
+    `path_or_url`: a run directory, or a store's URL with the run's name. None resumes the latest unfinished run in
+    `runs_dir` or, if there is none, in the store given as `store=`. `changes` are fields that may differ from the run's
+    config (total_steps, store and others).
 
     A run in a store is first copied into `runs_dir`; a checkpoint larger than `max_gb` GiB is reported, and an older
     one is used. If the config names a module (module:Class), pass `trust=True`, unless the module is imported already,
-    or you trusted it on this machine before, also by typing its name. Secrets in env_options are not written to the
-    store: pass them again. Raises `UserError` if the run cannot be resumed.
+    or was trusted or named by you on this machine before. Secrets in env_options are not written to the store: pass
+    them again. Raises `UserError` if the run cannot be resumed.
     """
     from kit.stores.redact import HIDDEN
 
@@ -128,8 +128,9 @@ def existing_run(config: RunConfig) -> Run | None:
 def resume_existing(config: RunConfig) -> Run | None:
     """Return `existing_run(config)`; if that run is unfinished, resume it in a separate process."""
     run = existing_run(config)
-    unfinished = run is not None and not run.is_working() and run.status()["state"] != "finished"
-    return resume(run.path, background=True) if run is not None and unfinished else run
+    if run is None or run.is_working() or run.status()["state"] == "finished":
+        return run
+    return resume(run.path, background=True)
 
 
 def rename(run: Run, name: str) -> Run:
@@ -225,8 +226,9 @@ def create(
     path = directory.create(config)
     try:
         status.Status.create(path, config.total_steps, plan=planned.sentence)
-        # not env_options: kit does not change them, and they may contain secrets, which stores must not get
-        changed = {name: requested[name] for name, value in config.to_dict().items() if value != requested[name]}
+        resolved = config.to_dict()
+        del resolved["env_options"]  # may contain secrets, which stores must not get
+        changed = {name: requested[name] for name, value in resolved.items() if value != requested[name]}
         extra = {"parent": warm.parent} if warm is not None else {}
         provenance.write(path, requested=changed, notebook=host.notebook(), **extra)
         if warm is not None:
@@ -261,8 +263,8 @@ def _change(run: Run, changes: dict[str, Any]) -> None:
     for name, value in changes.items():
         if name == "env_options" and restores(value, run.config.env_options):
             continue
-        if name not in MAY_CHANGE_ON_RESUME and value != getattr(run.config, name, None):
-            current = getattr(run.config, name, None)
+        current = getattr(run.config, name, None)
+        if name not in MAY_CHANGE_ON_RESUME and value != current:
             allowed = f"only {', '.join(MAY_CHANGE_ON_RESUME)} may change"
             raise UserError(f"{name}={value!r} differs from the run's {current!r}; on resume {allowed}.")
     config = run.config.replace(**changes)
@@ -273,4 +275,4 @@ def _change(run: Run, changes: dict[str, Any]) -> None:
         config = config.replace(device=resolve(config).device)
     with directory.lock(run.path):
         write_atomic(run.path / "config.yaml", config.to_yaml())
-    run.__dict__.pop("config", None)
+    run.__dict__.pop("config", None)  # a cached property: read it again

@@ -1,11 +1,12 @@
 """Datasets of recorded episodes, in Minari's format: record a policy, and read a dataset for training.
 
-Minari (https://minari.farama.org) opens the folder with `minari.MinariDataset(folder)`. Of a stack of images, only
-the newest image is stored, without loss; kit rebuilds the stacks when it reads the dataset.
+Minari (https://minari.farama.org) opens the folder with `minari.MinariDataset(folder)`. Of each image stack,
+only the newest image is stored (lossless); kit rebuilds the stacks when it reads the dataset.
 """
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from kit.envs.obs import POLICY, leaves, pick_space, tree_map
 from kit.envs.play import Player, Transition, play
 from kit.errors import UserError, check_whole
 from kit.format import leftovers
+from kit.format.manifest import MAX_FILE_BYTES
 from kit.machine.settings import one_thread
 from kit.runs.evaluation import TEST_SEED, Script
 from kit.runs.finding import is_url, locate_step
@@ -42,7 +44,7 @@ RECORD_SEED = TEST_SEED + 1_000_000
 MAX_BYTES = 64 * 2**30
 """Largest file that is fetched from a store."""
 Progress = Callable[[int, int], None]
-"""(episodes recorded, episodes in total)"""
+"""Called with the number of episodes recorded so far and the total number."""
 
 
 def record(
@@ -60,9 +62,9 @@ def record(
 ) -> Path:
     """Record whole episodes of a policy in the new folder `output`; return the folder.
 
-    `source`: RUN or RUN@STEP (by default its best policy; `step` also names one), or "scripted" or "scripted:NAME", the
-    scripted policy of `env`. A run is recorded in its own env. Actions are deterministic. Raises `UserError`, and then
-    leaves no folder.
+    `source`: RUN or RUN@STEP, recorded in the run's own env (default: the policy of `step`, or the best); or "scripted"
+    or "scripted:NAME", a scripted policy of `env`. Actions are deterministic. Raises `UserError`, and then leaves no
+    folder.
     """
     check_whole("episodes", episodes, 1)
     output = _free(output)
@@ -85,7 +87,7 @@ def record(
 def write(output: Path, env: BatchEnv, config: RunConfig, source: str, episodes: Iterable[EpisodeBuffer]) -> Path:
     """Write `episodes`, recorded in `env` of `config`, to the new folder `output`; return its absolute path.
 
-    `source`: the name of who acted. Raises `UserError` if `output` exists.
+    `source`: name of the policy, for the metadata. Raises `UserError` if `output` exists.
     """
     output = _free(output)
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -112,15 +114,15 @@ def _episodes(
 ) -> Iterator[EpisodeBuffer]:
     """Play `episodes` episodes, and yield each."""
     recorder, done = Recorder(env), 0
-    for now in play(env, player, env.reset(seed=seed), -(-episodes // env.num_envs)):
-        for episode in recorder.add(now)[: episodes - done]:
+    for step in play(env, player, env.reset(seed=seed), -(-episodes // env.num_envs)):
+        for episode in recorder.add(step)[: episodes - done]:
             yield episode
             done += 1
             on_progress(done, episodes)
 
 
 class Recorder:
-    """Collects the steps of the first `n_envs` envs (default: all) until their episodes are whole.
+    """Collects the steps of the first `n_envs` envs (default: all) into whole episodes.
 
     Raises `UserError` without Minari.
     """
@@ -130,24 +132,25 @@ class Recorder:
         self._env = env
         self._steps: list[list[tuple[Any, ...]]] = [[] for _ in range(n_envs or env.num_envs)]
 
-    def add(self, now: Transition) -> list[EpisodeBuffer]:
-        """Add one step of all envs; return the episodes that it ends and that count, as Minari's `EpisodeBuffer`."""
+    def add(self, step: Transition) -> list[EpisodeBuffer]:
+        """Add one step of all envs; return the episodes that ended with it and count (see `play`)."""
         from minari.data_collector import EpisodeBuffer
 
         env, whole = self._env, []
-        done, obs, final = now.terminated | now.truncated, recorded(now.obs, env), recorded(now.info["final_obs"], env)
+        done, obs = step.terminated | step.truncated, recorded(step.obs, env)
+        final = recorded(step.info["final_obs"], env)
         for i, steps in enumerate(self._steps):
 
             def row(x: torch.Tensor, i: int = i) -> Any:
                 return x[i].numpy().copy()
 
-            values = (obs, now.action, now.reward, now.terminated, now.truncated)
+            values = (obs, step.action, step.reward, step.terminated, step.truncated)
             steps.append(tuple(tree_map(row, x) for x in values))
             if not done[i]:
                 continue
             before, actions, rewards, terminated, truncated = zip(*steps, strict=True)
             steps.clear()
-            if now.ended[i]:
+            if step.ended[i]:
                 observations = tree_map(lambda *x: np.stack(x), *before, tree_map(row, final))
                 whole.append(EpisodeBuffer(
                     observations=observations, actions=np.stack(actions), rewards=np.stack(rewards).tolist(),
@@ -193,6 +196,12 @@ def check(config: RunConfig, env: Spaces) -> None:
     if config.dataset is not None:
         with _opened(config.dataset, whole=False) as data:
             _check_spaces(config, data, env)
+            step_bytes = sum(math.prod(x.shape) * x.dtype.itemsize for _, x in leaves("", _recorded_space(env)))
+            if (size := data.total_steps * step_bytes) > MAX_FILE_BYTES:
+                raise UserError(
+                    f"dataset={config.dataset!r} holds {size / 2**30:.1f} GiB, and a run keeps at most "
+                    f"{MAX_FILE_BYTES / 2**30:g} GiB of it; record fewer episodes or smaller images."
+                )
 
 
 def read(config: RunConfig, env: BatchEnv) -> list[Episode]:
@@ -226,8 +235,8 @@ def _episode(name: str, number: int, data: dict[str, Any], stacks: dict[str, int
         return torch.as_tensor(np.asarray(array))
 
     obs = tree_map(tensor, data["observations"])
-    depth = {len(x.shape) for x in obs.values()} if isinstance(obs, dict) else {obs.ndim}
-    if stacks and 5 in depth:  # whole stacks (T + 1, frames, C, H, W), as other programs record them
+    ndims = {len(x.shape) for x in obs.values()} if isinstance(obs, dict) else {obs.ndim}
+    if stacks and 5 in ndims:  # whole stacks (T + 1, frames, C, H, W), as other programs record them
         obs = newest(obs, stacks)
     rewards, terminated = (tensor(data[key]) for key in ("rewards", "terminations"))
     return Episode(obs, tensor(data["actions"]), rewards.float(), terminated.bool())
@@ -251,7 +260,7 @@ def _check_spaces(config: RunConfig, data: Any, env: Spaces | BatchEnv) -> None:
 def _opened(dataset: str, whole: bool = True) -> Iterator[Any]:
     """Open the dataset: a folder, or its URL in a store, from which it is fetched. Raises `UserError`.
 
-    Without `whole`, only the metadata of a URL is fetched.
+    `whole`: whether to fetch the episodes of a URL too, not only the metadata.
     """
     storage = _minari().MinariStorage
     with tempfile.TemporaryDirectory(prefix="kit-dataset-") as fetched:
@@ -264,12 +273,11 @@ def _opened(dataset: str, whole: bool = True) -> Iterator[Any]:
             raise UserError(f"dataset={dataset!r} has no {FILES[0]}; name a folder that `kit record` or Minari wrote.")
         try:
             data = storage.read(folder)
-            if not data.total_episodes:
-                raise UserError(f"dataset={dataset!r} holds no episode; record some.")
-        except UserError:
-            raise
+            n_episodes = data.total_episodes
         except Exception as error:  # what a damaged file raises depends on where it is damaged
             raise _unreadable(dataset, error) from None
+        if not n_episodes:
+            raise UserError(f"dataset={dataset!r} holds no episode; record some.")
         yield data
 
 
@@ -285,7 +293,7 @@ def _fetch(url: str, folder: Path, whole: bool) -> Path:
         if whole or name == FILES[0]:
             store.get(f"{prefix}{name}", folder / name, MAX_BYTES)
         else:
-            (folder / name).touch()  # Minari only looks whether it exists
+            (folder / name).touch()  # Minari only checks that it exists
     return folder
 
 

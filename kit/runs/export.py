@@ -113,10 +113,10 @@ def export(
                 entries = {entry["name"]: entry for entry in about[kind]}
                 about[kind] = [entries[name] for name in exported.inputs if name in entries]
             about["largest_difference"] = largest = _largest_difference(module, exported, env, obs)
-            if largest > TOLERANCE:
+            if not largest <= TOLERANCE:  # NaN, too
                 raise UserError(f"{to} cannot hold this policy: its actions differ by {largest:.2g}; export to sb3.")
-        building.replace(path)
         write_atomic(path.with_suffix(".json"), json.dumps(about, indent=1))
+        building.replace(path)
     return path
 
 
@@ -161,13 +161,13 @@ def _entry(name: str, space: spaces.Space, parts: Sequence[Any]) -> dict[str, An
 @torch.no_grad()
 def _largest_difference(module: PolicyModule, exported: ExportedFunction, env: BatchEnv, obs: Obs) -> float:
     """Return the largest difference between actions of policy and export, in batches of `N_ENVS` envs and of one."""
-    largest = 0.0
+    differences = []
     for step in islice(play(env, module.actor, obs), STEPS):
         inputs = [*(field for _, field in leaves("obs", _policy_obs(env, step.obs))), *step.hidden_state]
         for n in (N_ENVS, 1):
             action = exported.run(*(tensor[:n] for tensor in inputs))[0]
-            largest = max(largest, float((module.clip(step.action[:n]) - action).abs().max()))
-    return largest
+            differences.append((module.clip(step.action[:n]) - action).abs().max())
+    return float(torch.stack(differences).max())  # NaN if one is NaN
 
 
 def _torchscript(

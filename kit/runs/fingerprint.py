@@ -23,7 +23,7 @@ def fingerprint(run: Run, step: int | None = None) -> str:
     saved = run.find("latest" if step is None else step)
     state = saved.read()
     if "session" not in state:
-        raise UserError(f"step={step} of {run.path} is only a policy; a fingerprint needs a whole checkpoint.")
+        raise UserError(f"step={saved.step} of {run.path} is only a policy; a fingerprint needs a whole checkpoint.")
     rows = [
         {name: value for name, value in row.items() if not name.startswith(CLOCK)}
         for row in run.rows()[: state["session"]["rows"]]

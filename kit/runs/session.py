@@ -199,7 +199,7 @@ class Session:
             self._record_video()
         if not self._drain(step, FINISHED_DRAIN_S):
             copier_ended = self._sync is not None and self._sync.is_done()
-            what_next = "`kit resume` tries again" if copier_ended else "the copier continues in the background"
+            what_next = "`kit resume` repeats the upload" if copier_ended else "the copier continues in the background"
             self._notify(f"done, but step {step:,} has not arrived in {store} yet; {what_next}")
         return DONE
 
@@ -224,8 +224,11 @@ class Session:
         self.status.set(phase="finished")
 
     def _drain(self, step: int, at_most_s: float) -> bool:
-        """Tell the copier to finish; wait until `step` is in the store (finished run: until the copier ends), a signal
-        comes or time is up. Return whether `step` is in the store; if not, the copier continues."""
+        """Wait until the upload process (the copier) has stored `step`; return whether it has.
+
+        For a finished run, wait until that process ends. Stop waiting at a signal or after `at_most_s`; the process
+        then continues.
+        """
         if self._sync is None:
             return True
         phase, end = self.status.values["phase"], time.monotonic() + at_most_s
@@ -338,7 +341,7 @@ SCORES = (
     ("final test", "test/mean_return", "test/success_rate"), ("evaluation", "eval/mean_return", "eval/success_rate"),
     ("training", "rollout/ep_rew_mean", "rollout/success_rate"),
 )  # fmt: skip
-"""Where a score was measured, and the names of its metrics; the first that there is counts."""
+"""Sources of a run's score, by priority: name, metric of the return, metric of the success rate."""
 
 
 def _score(last: dict[str, Any]) -> dict[str, Any]:

@@ -137,8 +137,8 @@ class Simulator(ABC):
 
         `worlds` (k,) are the indices of the worlds to render; the result then has k rows. None means all worlds.
         `shadows` make images easier to understand for people. `poses` replace the simulator's fields of the same name,
-        such as "geom_xpos" (n, geoms, 3), or the model's colours, "geom_rgba" (n, geoms, 4). Name the geoms whose
-        colours may differ from the model's in `recoloured`: without it, unmoving geoms are drawn anew in every image.
+        such as "geom_xpos" (n, geoms, 3), or the model's colours, "geom_rgba" (n, geoms, 4). `recoloured`: ids of the
+        geoms whose colours may change; the other geoms that do not move are then drawn once and reused.
         """
         from kit.sim.render import POSES, Renderer
 

@@ -15,11 +15,12 @@ from kit.errors import UserError, check_names, need
 
 SUFFIXES = (".xml", ".mjcf", ".urdf")
 HINGE, FREE = mujoco.mjtJoint.mjJNT_HINGE, mujoco.mjtJoint.mjJNT_FREE
+JOINT_MOTORS = mujoco.mjtTrn.mjTRN_JOINT, mujoco.mjtTrn.mjTRN_JOINTINPARENT
 _KINDS = {mujoco.mjtJoint.mjJNT_SLIDE: "slides", mujoco.mjtJoint.mjJNT_BALL: "is a ball joint", FREE: "moves freely"}
 
 
 def load(robot: str) -> mujoco.MjSpec:
-    """Load the model of `robot` without sensors, cameras and what is fixed to the world; name all of its parts."""
+    """Load a robot's model, delete its sensors, cameras and floor, and give every unnamed part a name."""
     path = Path(robot).expanduser()
     if path.suffix not in SUFFIXES:
         spec = fetch(robot)
@@ -40,7 +41,7 @@ def load(robot: str) -> mujoco.MjSpec:
 
 
 def fetch(robot: str, entry: str | None = None) -> mujoco.MjSpec:
-    """Load a robot's model from the Menagerie without its sensors and cameras; `entry` None: the default model.
+    """Load a robot's model from the Menagerie without its sensors and cameras. `entry`: which of its models.
 
     The Menagerie's package downloads a robot on first use and caches it. If the environment variable `MENAGERIE_ROOT`
     names a folder, the robot is read from this folder.
@@ -79,7 +80,10 @@ def hinges(robot: str, model: mujoco.MjModel, first: int = 0) -> list[str]:
     for joint in map(model.joint, range(first, model.njnt)):
         if joint.type[0] != HINGE:
             kind = _KINDS[mujoco.mjtJoint(joint.type[0])]
-            raise UserError(f"robot {robot!r}: joint {joint.name} {kind}, and only hinges are supported; weld it.")
+            raise UserError(
+                f"robot {robot!r}: joint {joint.name} {kind}, and only hinges are supported; "
+                "delete the joint from a copy of the file, which fixes its body to the parent."
+            )
     if model.njnt <= first:
         raise UserError(f"robot {robot!r} has no joints, so it cannot move.")
     return [model.joint(i).name for i in range(first, model.njnt)]
@@ -87,11 +91,11 @@ def hinges(robot: str, model: mujoco.MjModel, first: int = 0) -> list[str]:
 
 def torque_limits(model: mujoco.MjModel, joints: list[str]) -> list[float]:
     """Return the greatest torque of each joint, N m; infinite if the model has no limit."""
-    limits = []
+    limits, of_joint = [], np.isin(model.actuator_trntype, JOINT_MOTORS)  # the others turn sites, tendons or bodies
     for name in joints:
         joint = model.joint(name).id
         found = [float(model.jnt_actfrcrange[joint, 1])] if model.jnt_actfrclimited[joint] else []
-        for motor in np.flatnonzero(model.actuator_trnid[:, 0] == joint):
+        for motor in np.flatnonzero(of_joint & (model.actuator_trnid[:, 0] == joint)):
             gear = abs(float(model.actuator_gear[motor, 0]))
             if model.actuator_forcelimited[motor]:
                 found.append(gear * float(model.actuator_forcerange[motor, 1]))
@@ -111,7 +115,7 @@ def ranges(model: mujoco.MjModel, joints: list[str]) -> list[tuple[float, float]
 
 
 def checked_home(robot: str, joints: Sequence[str], home: Any) -> Mapping[str, float]:
-    """Return `home`, the option of this name: joint -> angle, rad. Raises `UserError` if it is anything else."""
+    """Check the env option `home`, a mapping joint -> angle in rad, and return it. Raises `UserError`."""
     if not isinstance(home, Mapping) or any(type(angle) not in (int, float) for angle in home.values()):
         raise UserError(f"env_options home={home!r} must map joints to angles in rad, such as knee: 0.8.")
     check_names("env_options home", home, robot, joints)
@@ -119,7 +123,8 @@ def checked_home(robot: str, joints: Sequence[str], home: Any) -> Mapping[str, f
 
 
 def check_ranges(robot: str, model: mujoco.MjModel, angles: Mapping[str, float], verb: str) -> None:
-    """Raise `UserError` if one of `angles`, joint -> rad, at which the robot would `verb`, is out of its range."""
+    """Raise `UserError` if an angle (joint -> rad) is out of its joint's range. `verb`, "stand" or "start", is for the
+    message."""
     for (name, angle), (low, high) in zip(angles.items(), ranges(model, list(angles)), strict=True):
         if not low - 1e-6 <= angle <= high + 1e-6:
             raise UserError(

@@ -20,7 +20,7 @@ TITLES = {
     "plates_per_hour": "Clean plates per hour",
     "breakage_rate": "Share of plates broken",
     "error_rate": "Share of plates broken or not clean",
-    "value_to_wage": "Value of clean plates per hour, in hourly wages",
+    "value_to_wage": "Value of clean plates per hour / hourly wage",
 }
 SCRIPTS = {"wiper": "--", "seeker": ":"}
 """Scripted policies of the task, and their line styles."""

@@ -25,7 +25,7 @@ MEANINGS = {
     "noise; evaluation: separate episodes without noise.",
     "Mean return": "Sum of the rewards of an episode, averaged over episodes. training: recent training episodes, with "
     "exploration noise; evaluation: separate episodes without noise.",
-    "Reward terms": "Each term's share of the return, averaged over the episodes of an evaluation.",
+    "Reward terms": "Sum of each reward term over an episode, averaged over the episodes of an evaluation.",
     "rollout/ep_len_mean": "Mean number of steps of recent training episodes.",
     "rollout/ep_rew_mean": "Mean return of recent training episodes, with exploration noise.",
     "rollout/stage": "Stage of the task's curriculum, from 0; evaluations always use the last one.",

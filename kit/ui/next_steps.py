@@ -22,12 +22,13 @@ GOOD_RATE = 0.8
 
 
 def advice(run: Run, improved: bool) -> list[str]:
-    """Return what is known of the run's task and the likely causes of a poor result; [] for a good result.
+    """Return the task's reference score and the likely causes of a poor result; [] for a good result.
 
-    `improved`: whether the run learnt. It decides for tasks without success.
+    `improved`: whether the return rose; decides for tasks that define no success.
     """
     rate = run.status()["success_rate"]
-    if rate >= GOOD_RATE if rate is not None else improved:
+    good = improved if rate is None else rate >= GOOD_RATE
+    if good:
         return []
     return [text for text in (diagnosis.known(run), *diagnosis.causes(run)) if text]
 
@@ -62,6 +63,7 @@ class NextSteps:
         """Show the buttons for `run` if it has ended with a policy, else hide them."""
         if self.run is None or self.run.path != run.path:
             self._say("")
+            self._close_viewer()
             self.below.children = []
         self.run = run
         self._longer_button.description = f"Train longer, to {2 * run.config.total_steps:,} steps"
@@ -100,7 +102,8 @@ class NextSteps:
     def _branch(self, run: Run) -> str:
         new = branch(run)
         self._dashboard.attach(new)
-        return f"{new.name} starts from the best policy of {run.name}: see the panel above. Its report follows here."
+        where = "see the panel above. When it ends, its report appears here."
+        return f"{new.name} starts from the best policy of {run.name}: {where}"
 
     def _compare(self, run: Run) -> str:
         same = [each for each in local_runs(run.path.parent) if each.config.env == run.config.env]
@@ -110,11 +113,15 @@ class NextSteps:
     def _view(self, run: Run) -> str:
         from kit.ui.viewing import HEIGHT, Viewer
 
-        if self._viewer is not None:
-            self._viewer.close()
+        self._close_viewer()
         self._viewer = Viewer(run)
         self._show(self._w.HTML(f"<iframe src='{self._viewer.url}' width='100%' height='{HEIGHT}'></iframe>"))
         return str(self._viewer)
+
+    def _close_viewer(self) -> None:
+        if self._viewer is not None:
+            self._viewer.close()
+            self._viewer = None
 
     def _export(self, run: Run) -> str:
         return f"Exported: {export(run)}"

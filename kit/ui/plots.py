@@ -41,9 +41,10 @@ def learning_curve(run: Run) -> Any:
 
 
 def inside(run: Run) -> Any:
-    """Plot a run's other metrics in small charts, unless they are constant; return a matplotlib figure.
+    """Plot the metrics that the learning curve leaves out, in small charts; return a matplotlib figure.
 
     Training: losses, KL divergence, entropy, explained variance. Evaluation: reward terms and the task's own metrics.
+    Constant metrics are left out.
     """
     rows = run.rows()
     names = sorted({name for row in rows for name in row if name.startswith(INSIDE) and name not in ON_THE_CURVE})
@@ -101,9 +102,10 @@ def side_by_side(pngs: Iterable[bytes | None]) -> bytes | None:
         return None
     height = min(image.height for image in images)
     images = [image.resize((image.width * height // image.height, height)) for image in images]
-    joined = Image.new("RGBA", (sum(image.width for image in images), height))
-    for i, image in enumerate(images):
-        joined.paste(image, (sum(before.width for before in images[:i]), 0))
+    joined, x = Image.new("RGBA", (sum(image.width for image in images), height)), 0
+    for image in images:
+        joined.paste(image, (x, 0))
+        x += image.width
     out = io.BytesIO()
     joined.save(out, format="png")
     return out.getvalue()

@@ -193,6 +193,15 @@ def test_an_unsuitable_config_is_refused_before_a_run_is_created(tmp_path, numbe
     assert not list(tmp_path.iterdir())
 
 
+def test_a_dataset_too_large_for_a_run_is_refused(tmp_path, numbers):
+    copy = shutil.copytree(numbers, tmp_path / "copy")
+    data = json.loads((copy / "metadata.json").read_text())
+    (copy / "metadata.json").write_text(json.dumps({**data, "total_steps": 10**10}))
+    with pytest.raises(UserError, match=r"holds [\d.]+ GiB, and a run keeps at most 4 GiB of it; record fewer"):
+        kit.train(env=STATE, algo="BC", dataset=str(copy), runs_dir=str(tmp_path / "runs"))
+    assert not (tmp_path / "runs").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

@@ -110,3 +110,10 @@ def test_refused_exports_raise_one_sentence(ant: Run, tmp_path: Path, monkeypatc
     with pytest.raises(UserError, match="torchscript cannot hold this policy"):
         kit.export(ant, "torchscript", "latest", tmp_path / "out" / "ant.pt")
     assert [*(tmp_path / "out").iterdir()] == []
+
+
+def test_an_export_whose_actions_are_nan_is_refused(ant: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.jit, "load", lambda path: lambda obs: [torch.full((len(obs), 8), torch.nan)])
+    with pytest.raises(UserError, match="torchscript cannot hold this policy: its actions differ by nan"):
+        kit.export(ant, "torchscript", "latest", tmp_path / "ant.pt")
+    assert [*tmp_path.iterdir()] == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import mujoco
 import numpy as np
 import pytest
 import torch
@@ -15,6 +16,7 @@ from kit.envs.vec import TensorEnv
 from kit.errors import UserError
 from kit.tasks.joystick.legged import find_robot
 from kit.tasks.reach.arm import find_arm
+from kit.tasks.robot_file import torque_limits
 from tests.tasks.robots import HOME, LEG, arm, dog, urdf_dog
 
 HEIGHT_M = 2 * 0.2 * math.cos(0.8) + 0.02
@@ -26,6 +28,18 @@ def menagerie(robot: str):
         return find_robot(robot)
     except UserError as error:
         pytest.skip(f"no model of the robot: {error}")
+
+
+def test_a_motor_at_a_site_limits_no_joint():
+    """Site and joint both have number 0."""
+    model = mujoco.MjModel.from_xml_string("""<mujoco>
+      <worldbody><body><joint name="knee"/><geom size=".1"/><site name="foot"/></body></worldbody>
+      <actuator>
+        <motor site="foot" forcelimited="true" forcerange="-3 3"/>
+        <motor joint="knee" forcelimited="true" forcerange="-40 40"/>
+      </actuator>
+    </mujoco>""")
+    assert torque_limits(model, ["knee"]) == [40.0]
 
 
 @pytest.fixture(params=["mjcf", "urdf"])

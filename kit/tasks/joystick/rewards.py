@@ -15,7 +15,7 @@ TRACKING_SIGMA = 0.25
 """Squared velocity error at which a tracking reward falls to 1/e, (m/s)² or (rad/s)²."""
 LEAN = 0.073
 """Angle, rad, by which the humanoid's torso leans forward in the home pose, because its waist is bent. The target of
-the torso's axis is (LEAN, 0, 1): forward, left, up."""
+the torso's up vector is (LEAN, 0, 1) in a frame turned to the robot's heading."""
 PHASE_SIGMA = 0.01
 """Squared foot height error at which `feet_phase` falls to 1/e, m²."""
 
@@ -54,7 +54,7 @@ def orientation_leaning(task: Joystick) -> torch.Tensor:
 
 
 def termination(task: Joystick) -> torch.Tensor:
-    """A fall, in the one step of 0.02 s in which it happens."""
+    """1 in the step in which the robot falls, else 0."""
     return task.terminated().to(task.joints.dtype)
 
 
@@ -85,7 +85,7 @@ def feet_air_time(task: Joystick) -> torch.Tensor:
 
 
 def feet_air_time_moving(task: Joystick) -> torch.Tensor:
-    """Air time of each foot minus a minimum, s, at its touchdown, while the command is to move."""
+    """Air time of each foot minus a minimum, s, capped, at its touchdown, while the command is to move."""
     return feet_air_time(task) * task.moving
 
 
@@ -101,8 +101,8 @@ def feet_slip_base(task: Joystick) -> torch.Tensor:
 
 def feet_clearance(task: Joystick) -> torch.Tensor:
     """Deviation of each foot from the swing height, times the square root of the foot's horizontal speed."""
-    root_speed = task.feet_velocity_w[..., :2].norm(dim=2).sqrt()
-    return ((task.feet_z_w - task.swing_height_m).abs() * root_speed).sum(1)
+    sqrt_speed = task.feet_velocity_w[..., :2].norm(dim=2).sqrt()
+    return ((task.feet_z_w - task.swing_height_m).abs() * sqrt_speed).sum(1)
 
 
 def feet_height(task: Joystick) -> torch.Tensor:

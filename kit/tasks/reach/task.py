@@ -29,9 +29,9 @@ PRECISION_BONUS = 1.0
 EFFORT_COST = 0.002
 
 HAND_GAIN_PER_S, HAND_SPEED_MPS = 4.0, 0.8
-"""`toward`: speed of the hand per metre of distance, and its limit."""
+"""Scripted policy: speed of the hand per metre of distance, and its limit."""
 DAMPING_M = 0.1
-"""`toward`: damping of the least squares; larger values move the joints less near singular poses."""
+"""Scripted policy: damping of the least squares; larger values move the joints less near singular poses."""
 
 CENTRE_W = (1.15, 0.75, 0.85)
 """Centre of the hand's workspace, m; observed positions are relative to this point."""
@@ -101,7 +101,7 @@ class Reach(MujocoTask):
         joints = [model.joint(name) for name in (*ARM, *FINGERS)]
         assert [joint.qposadr[0] for joint in joints] == list(range(9)), "qpos must hold the arm's joints, then fingers"
         arm = self._arm = len(ARM)
-        # Views of the simulator's memory, always current:
+        # views of the simulator's memory, always current
         self.hand_w = sim.site_xpos[:, model.site(HAND).id]
         self._goal_w = sim.mocap_pos[:, model.body(GOAL).mocapid[0]]
         self._angles, self._velocities, self._finger_m = sim.qpos[:, :arm], sim.qvel[:, :arm], sim.qpos[:, arm]

@@ -43,7 +43,10 @@ class Actions(ABC):
 
     @abstractmethod
     def sample(self, out: torch.Tensor, *noise: torch.Tensor) -> Tensors:
-        """Return actions for `out` (n, outputs), and log-probabilities (n,) unless `log_probs` returns them."""
+        """Return sampled actions for the network outputs `out` (n, outputs).
+
+        Also returns log-probabilities (n,), unless `log_probs` computes them for the whole rollout.
+        """
 
     def log_probs(self) -> torch.Tensor | None:
         """Return the log-probabilities (T · n,) of all samples of the rollout; None if `sample` returned them."""
