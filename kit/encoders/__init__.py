@@ -194,8 +194,9 @@ def _extractor(
 
 def _selecting_view(space: Space, names: Collection[str] | None) -> Callable[[], PolicyView] | None:
     """Return a function that makes a view of the entries `names`; None if `names` are all entries of `space`."""
-    others = names is not None and isinstance(space, spaces.Dict) and not set(space) <= set(names)
-    return partial(PolicyView, space, tuple(names)) if others and names is not None else None
+    if names is None or not isinstance(space, spaces.Dict) or set(space) <= set(names):
+        return None
+    return partial(PolicyView, space, tuple(names))
 
 
 def _flat(space: spaces.Dict, names: Sequence[str]) -> tuple[str, ...]:

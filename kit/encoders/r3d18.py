@@ -97,4 +97,4 @@ def _fitting() -> str:
 
 
 _KEPT: list[Any] = []
-"""References to the libraries of `torchvision`: an operator disappears when its library is garbage-collected."""
+"""Libraries defined by the function `torchvision`: an operator disappears when its library is garbage-collected."""

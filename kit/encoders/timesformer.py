@@ -25,7 +25,7 @@ class TimesformerEncoder(PretrainedExtractor):
     """TimeSformer encoder: its features are the class token of each camera's clip; one network for all cameras.
 
     `weights`: a checkpoint's name on the Hugging Face Hub or its folder (config.json and model.safetensors), made for
-    clips of the env's length and size; or None for a small network (0.5 M) with random weights. With `frozen` the
+    clips of the env's length and size; or None for a small network (0.6 M) with random weights. With `frozen` the
     weights never change.
     """
 

@@ -1,6 +1,6 @@
 """Check a task or env of your own before you train on it: shapes, dtypes, NaN, seeds, resets, snapshots, images.
 
-A failed check is one sentence with the likely slip.
+A failed check raises a `UserError` that says what is wrong and how to correct it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kit.envs.task import Task
 from kit.errors import UserError
 
 N, SEED = 3, 0
-"""Number of envs of a check, which no other size of a task is likely to equal, and its seed."""
+"""Number of envs in a check, and their seed. Tensors of a task rarely have 3 rows for another reason."""
 REPEATED = 20
 """Steps that are simulated twice, to compare the results bit for bit."""
 Say = Callable[[str], object]
@@ -73,7 +73,7 @@ def check_one_step(env: str, env_options: Mapping[str, Any] | None = None) -> No
 
 
 def _check_masks(env: BatchEnv, task: Task) -> None:
-    """Check that `reset` leaves alone the envs that its mask leaves out, and draws independently of the mask."""
+    """Check that `reset` changes only the envs of its mask, and draws as many random numbers for any mask."""
     generator, states = torch.Generator(task.device), []
     for mask in ([True, False, False], [False, False, False], [True, True, True]):
         env.reset(SEED)
@@ -127,7 +127,7 @@ def _played(env: BatchEnv, first: Obs | None = None) -> list[dict[str, torch.Ten
     results = [{name: x.clone() for name, x in leaves("observation", row)} for row in rows]
     for action in _sequence(env, REPEATED):
         obs, reward, terminated, _, _ = env.step(action)
-        _require_finite_step(env, obs, reward)  # first of all: NaN differs from itself
+        _require_finite_step(env, obs, reward)  # before `_compare`, because NaN differs from itself
         row = {**dict(leaves("observation", obs)), "reward": reward, "terminated": terminated}
         results.append({name: x.clone() for name, x in row.items()})
     return results
@@ -180,7 +180,7 @@ def _check_bounds(task: Task, space: gymnasium.Space, obs: Any) -> None:
 
 
 def _sequence(env: BatchEnv, steps: int) -> list[torch.Tensor]:
-    """Return the same random actions (n, ...) for every call."""
+    """Return random actions (n, ...) for `steps` steps; every call returns the same actions."""
     env.action_space.seed(SEED)
     return [_actions(env) for _ in range(steps)]
 

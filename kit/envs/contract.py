@@ -83,7 +83,7 @@ class BatchEnv(ABC):
     def start_training(self, seed: int | None = None, earlier: Mapping[str, torch.Tensor] | None = None) -> Obs:
         """Start new episodes, as `reset`, for training: in the first stage of the task's curriculum, if it has one.
 
-        `earlier` is a snapshot of another number of envs; the curriculum then continues at its stage.
+        `earlier`: a snapshot taken with another number of envs; only the curriculum's progress is restored from it.
 
         If the task asks for it (`Task.staggered`), these episodes get random, shorter time limits, so that they do not
         all end in the same step. Trainers call this method, evaluations call `reset`.
@@ -95,7 +95,7 @@ class BatchEnv(ABC):
         """Step all envs with `action` (n, ...). Continuous actions are clipped to the action space."""
 
     def take_divergences(self) -> list[Divergence]:
-        """Return the recordings of diverged physics since the last call, a few at most. On a GPU this waits for it."""
+        """Return recordings of envs whose physics diverged since the last call, a few at most. Synchronises a GPU."""
         return []
 
     def scripted(self, name: str | None = None) -> torch.Tensor | None:

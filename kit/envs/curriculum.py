@@ -10,8 +10,8 @@
 
 `curriculum` is true (the default), false (train on the last stage from the start) or a mapping of fields of
 `Curriculum` to values. Evaluations and videos use the last stage, which is the task itself. With domain randomisation
-(`kit.envs.randomize`) there is one more stage, in which it begins. The stage is part of the env's snapshot, so a
-resumed run continues exactly.
+(`kit.envs.randomize`) there is one more stage at the end, the only one with randomised episodes. The stage is part of
+the env's snapshot, so a resumed run continues exactly.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from kit.errors import UserError, check_names, check_whole
 OPTION = "curriculum"
 """Name of this option in env_options."""
 CHECK_EVERY = 16
-"""Env steps between two decisions whether to go on. Each takes a dozen kernels on a GPU; counting takes five."""
+"""Env steps between two decisions whether to go on. On a GPU a decision launches a dozen kernels, counting five."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Stages:
     """The stage of a training env, and the running mean that decides when to go on."""
 
     def __init__(self, curriculum: Curriculum, stage: torch.Tensor, of_task: torch.Tensor, extra: int) -> None:
-        """`stage` () int64 and `of_task`, the task's own, are changed in place. `extra`: stages after those."""
+        """`stage`, `of_task`: stages of env and task, () int64, changed in place. `extra`: stages the env adds."""
         self._curriculum, self._stage, self._of_task = curriculum, stage, of_task
         self._last = curriculum.stages - 1 + extra
         self._mean = torch.zeros((), dtype=torch.float64, device=stage.device)

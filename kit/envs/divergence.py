@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 SECONDS = 1.0
 """Length of a recording in simulated seconds."""
 AT_MOST = 4
-"""Number of divergences that are recorded."""
+"""Largest number of divergences that a `Recorder` records."""
 RECORDED_ENVS, UNREAD_STEPS = 256, 128
-"""On a GPU: number of envs that are recorded, and steps between two calls of `take` that a recording survives. Looking
-for a divergence after each step would wait for the GPU."""
+"""On a GPU: largest number of recorded envs, and of steps between two calls of `take`; earlier divergences are lost.
+Looking for a divergence after each step would wait for the GPU."""
 _RANDOMIZED = "randomized"
-"""Column of the ring: 1 if the episode is randomised."""
+"""Name of the ring buffer's column that is 1 if the episode is randomised."""
 
 
 class Divergence(NamedTuple):
@@ -30,14 +30,14 @@ class Divergence(NamedTuple):
 
     env: int
     length: int
-    """Number of steps of the episode, with the one that diverged."""
+    """Number of steps of the episode, including the one that diverged."""
     rows: dict[str, torch.Tensor]
     """"qpos" (t, nq), "qvel" (t, nv), "action" (t, act), and "randomize.NAME" (t, values) for each randomised term. An
-    episode that was not randomised, as in the first stages of a curriculum, lacks the last."""
+    episode that was not randomised, as in the first stages of a curriculum, has no "randomize.NAME"."""
 
 
 class Recorder:
-    """A ring of the last steps of `sim`'s envs. Call `before` and `after` each step."""
+    """Ring buffer of the last steps of `sim`'s envs. Call `before` and `after` each step."""
 
     def __init__(self, sim: Simulator, dt_s: float, n: int, act: int, randomizer: Randomizer | None) -> None:
         self._on_cpu = sim.device.type == "cpu"
@@ -74,7 +74,7 @@ class Recorder:
             self._ended[self._row] = ended
 
     def take(self) -> list[Divergence]:
-        """Return the divergences since the last call. On a GPU this waits for it."""
+        """Return the recordings of divergences since the last call. Synchronises a GPU."""
         if not self._on_cpu and self._unread:
             recent = (self._row - torch.arange(self._unread).flip(0)) % len(self._ring)
             ended = self._ended[recent.to(self._ended.device)].cpu()

@@ -129,7 +129,7 @@ class GymnasiumEnv(BatchEnv):
         try:
             (rewards,) = self.vec_env.env_method("compute_reward", *goals, infos, indices=[0])
         except AttributeError:
-            if self.vec_env.has_attr("compute_reward"):  # the error comes from inside
+            if self.vec_env.has_attr("compute_reward"):  # the error comes from inside the env's method
                 raise
             raise UserError(NO_GOAL_REWARD.format(self._name)) from None
         return torch.as_tensor(np.asarray(rewards, dtype=np.float32), device=self.device)

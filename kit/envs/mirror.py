@@ -1,8 +1,8 @@
 """Left-right symmetry of a task: the mirror image of observations and actions.
 
-A robot with a left and a right side moves by the mirrored physics if it sees the mirror image and acts by it. So every
-transition has a mirrored one, which is as likely and pays the same: PPO's option `mirror` learns from both, as data
-augmentation in Mittal et al. (2024), "Symmetry considerations for learning task symmetric robot policies".
+For a symmetric robot and task, the mirror image of a transition is also a possible transition, with the same
+probability and reward. PPO's option `mirror` learns from both (data augmentation, as in Mittal et al., 2024, "Symmetry
+considerations for learning task symmetric robot policies").
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Mirror(NamedTuple):
     """Mirror images of what a task's policy sees and does."""
 
     obs: Mapping[str, Flip]
-    """Entry of the observation -> its mirror image; "" without a Dict."""
+    """Observation entry -> its `Flip`. The name is "" if the observation is a single Box."""
     action: Flip
 
 
@@ -51,7 +51,7 @@ SCALAR: Part = (0,), (1.0,)
 
 
 def flip(*parts: Part) -> Flip:
-    """Put the mirror images of consecutive `parts` of a vector together."""
+    """Return the `Flip` of a vector that consists of these `parts`, in order."""
     index: list[int] = []
     sign: list[float] = []
     for one, signs in parts:
@@ -65,7 +65,7 @@ TOLERANCE_M = 0.01
 
 
 def partners(places: np.ndarray, axes: np.ndarray) -> Part | None:
-    """Return the partner of each hinge joint on the other side, and the sign of its angle; None if one has none.
+    """Return the mirror partner of each hinge joint and the sign of its angle; None if one is missing.
 
     `places`, `axes` (joints, 3): anchors, m, and unit axes in a symmetric pose, x ahead and y to the left. The mirror
     image of a rotation about (x, y, z) is one about (-x, y, -z).

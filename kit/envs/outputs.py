@@ -1,6 +1,6 @@
 """Check what a task's methods return: shapes, dtypes, devices, finite values.
 
-A failed check is one sentence: the method, what it returned, what was expected, and the likely slip.
+A failed check raises a `UserError`: the method, what it returned, what was expected, and how to correct it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kit.errors import UserError
 
 def check_first_obs(task: Task, obs: Obs, n: int) -> None:
     """Check what `task.observe` returned for `n` envs against its observation space. Raises `UserError`."""
-    _check_obs(task, "observe()", task.observation_space, obs, n, None if not task.obs_groups else task.delivered)
+    _check_obs(task, "observe()", task.observation_space, obs, n, task.delivered if task.obs_groups else None)
 
 
 def check_first_step(
@@ -102,7 +102,7 @@ def require_finite(task: Task, what: str, value: torch.Tensor, failed: torch.Ten
 
 
 def fail(task: Task, what: str, got: str, expected: str, hint: str) -> NoReturn:
-    """Raise the `UserError` of a failed check: `what` returned `got`, not the `expected`; `hint`: the likely slip."""
+    """Raise a `UserError`: `what` returned `got` instead of `expected`; `hint` says how to correct it."""
     raise UserError(f"env={task.name!r}: {what} returned {got}, expected {expected}; {hint}.")
 
 

@@ -71,4 +71,4 @@ def play(env: BatchEnv, player: Player, obs: Obs, episodes: float = math.inf) ->
 def restart(player: Player, hidden_state: HiddenState, episode_starts: torch.Tensor) -> HiddenState:
     """Replace `hidden_state` by the initial state where `episode_starts` (n,) is True."""
     states = zip(player.initial_state(len(episode_starts)), hidden_state, strict=True)
-    return tuple(cast(torch.Tensor, select(episode_starts.to(now.device), new, now)) for new, now in states)
+    return tuple(cast(torch.Tensor, select(episode_starts.to(old.device), new, old)) for new, old in states)

@@ -185,7 +185,7 @@ class Randomizer:
     def apply(self, drawn: Mapping[str, torch.Tensor]) -> None:
         """Replace the random numbers by `drawn`, term -> (n, values), and apply them to the model.
 
-        Without any, as in an episode that was not randomised, the model is as it was compiled.
+        If `drawn` is empty, as for an episode that was not randomised, restore the compiled model.
         """
         self.active.fill_(bool(drawn))
         for name, value in drawn.items():
@@ -194,7 +194,7 @@ class Randomizer:
             self._apply(self._sim, torch.ones_like(self._age, dtype=torch.bool))
 
     def step(self, generator: torch.Generator) -> None:
-        """Count a step. Draw again the terms whose interval `every_s` has passed."""
+        """Count a step, and redraw the terms whose interval `every_s` has passed."""
         if self._every:
             self._age += 1
             self._draw({name: self._age % every == 0 for name, every in self._every.items()}, generator)

@@ -69,7 +69,7 @@ def names() -> list[str]:
 
 
 def robot_envs() -> list[str]:
-    """Return the tasks for robots of the MuJoCo Menagerie, such as "joystick:unitree_go2", by the kind of robot."""
+    """Return the env names of robots in the MuJoCo Menagerie, such as "joystick:unitree_go2"; [] if not installed."""
     if not importlib.util.find_spec("mujoco_menagerie"):
         return []
     import mujoco_menagerie
@@ -136,9 +136,10 @@ class Spaces(NamedTuple):
 
 
 def opponents(env: str, env_options: Mapping[str, Any] | None = None) -> dict[str, list[str]]:
-    """Return side -> runs for each side of a game that saved runs play, such as {"defenders": ["runs/NAME"]}.
+    """Return the runs whose policies play a side of a game, such as {"defenders": ["runs/NAME"]}.
 
-    `env_options` names one run or a list, in which "stock" is the game itself; a side of "stock" alone is left out.
+    `env_options` names a run or a list of runs for a side; "stock" stands for the game's own players. A side that is
+    "stock" is left out.
     """
     sides = getattr(find(env), "opponents", ())
     named = {name: value for name, value in (env_options or {}).items() if name in sides and value != STOCK}
@@ -159,7 +160,7 @@ def learner_side(env: str, env_options: Mapping[str, Any]) -> str:
 def describe(env: str, env_options: Mapping[str, Any] | None = None) -> Spaces:
     """Return the spaces and properties of one env. Raises `UserError` if the env cannot be made.
 
-    They are remembered until the env's class or registration is another, as after an edit in a notebook that reloads.
+    The result is cached until the env's class or registration changes, as when a notebook reloads an edited module.
     """
     key, entry = (env, json.dumps(env_options or {}, sort_keys=True)), find(env)
     if key not in _described or _described[key][0] is not entry:
@@ -228,7 +229,7 @@ def find(env: str) -> type[Task] | type[gymnasium.Env] | EnvSpec:
 
 @functools.cache
 def _for_robot(env: str) -> type[Task]:
-    """Return the class of a task for any robot, such as "joystick:unitree_go2", with the robot as its attribute."""
+    """Return the class of a task for any robot, such as "joystick:unitree_go2", with its class attribute `robot`."""
     kind, _, robot = env.partition(":")
     module, _, attribute = _OF_ROBOTS[kind].partition(":")
     task = getattr(importlib.import_module(module), attribute)

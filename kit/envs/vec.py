@@ -59,7 +59,7 @@ class TensorEnv(BatchEnv):
         self._return = torch.zeros(num_envs, dtype=task.dtype, device=self.device)
         self._length = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
         self._limit: torch.Tensor | None = None
-        """(n,) random, shorter time limits of the first episodes, set by `stagger`."""
+        """(n,) random, shorter time limits of the first episodes, set by `start_training` if `Task.staggered`."""
         self._stages: Stages | None = None
         """Set by `start_training`; None: the task stays in the last stage of its curriculum."""
         if declared := task.curriculum or type(task).curriculum:
@@ -242,7 +242,7 @@ class TensorEnv(BatchEnv):
         return self.stage == self.task.curriculum.stages - 1 + self._extra_stages
 
     def _restore_stage(self, snapshot: Mapping[str, torch.Tensor]) -> None:
-        """Continue at the stage in `snapshot`; without one, as in evaluations and runs of kit 0.2, in the last."""
+        """Restore the curriculum's stage; without one in `snapshot` (evaluations, kit 0.2), use the last stage."""
         if self.task.curriculum is None:
             return
         self._stages = None
@@ -269,7 +269,7 @@ def _with_prefix(prefix: str, snapshot: Mapping[str, torch.Tensor]) -> dict[str,
 
 
 def _delivered(mirror: Mirror, space: spaces.Space, entries: tuple[str, ...] | None, device: torch.device) -> Mirror:
-    """Return the mirror images of the observation that the env delivers, on `device`."""
+    """Return `mirror` for the observation that the env delivers, on `device`."""
     obs = {name: flip.to(device) for name, flip in mirror.obs.items()}
     if entries and not isinstance(space, spaces.Dict):
         obs = {"": obs[entries[0]]}

@@ -23,7 +23,7 @@ CONTROL_COST = 0.5
 CONTACT_COST = 5e-4
 RESET_NOISE = 0.1
 TERMS = ("forward", "survive", "ctrl", "contact")
-"""Terms of the reward, by the names of Ant-v5's info."""
+"""Reward terms, named as in Ant-v5's info."""
 TORSO = 1
 SEES = (
     Field("height of the torso", 1, "m"),

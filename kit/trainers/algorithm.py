@@ -4,7 +4,7 @@
     ALGORITHM = Algorithm("Toy", Toy, stock=..., policy=..., actions=(spaces.Box,), row={...}, stock_row={...})
 
 kit's own algorithms are listed in `kit.config.ALGOS`. Use your own with `algo="my_algos:ALGORITHM"`, which means
-"module:variable". The rest of kit reads these records and treats no algorithm's name specially.
+"module:variable". The rest of kit learns from these records what an algorithm supports.
 """
 
 from __future__ import annotations

@@ -27,10 +27,10 @@ from kit.trainers.normalize import Normalizer, scaled
 from kit.trainers.saving import Component, Counters, FrozenWeights, Optimizers, RandomGenerators, State, Weights
 
 NEW_IN_ENV = (f"{curriculum.OPTION}.", f"{randomize.OPTION}.{randomize.ACTIVE}")
-"""Parts of an env's snapshot that runs of kit 0.2 lack; they continue without a curriculum."""
+"""Prefixes of entries that env snapshots of kit 0.2 lack; its runs continue without a curriculum."""
 READ_EVERY = 4
-"""On a GPU, metrics are by default logged at most every `READ_EVERY` iterations, since reading them waits for the GPU.
-Off-policy trainers count steps of all envs instead of iterations, and raise a smaller `log_interval` to this value."""
+"""Smallest default `log_interval` of on-policy trainers on a GPU, in iterations: reading metrics waits for the GPU.
+Trainers with a replay buffer log on a GPU at most once per `READ_EVERY` × n_envs env steps."""
 
 
 def skip_compiler_import() -> None:
@@ -48,7 +48,7 @@ class TensorTrainer(BaseAlgorithm):
     """Mixin for SB3 algorithms: trains on a tensor env and resumes exactly.
 
     Save `state()` at the end of an iteration and load it with `load_state()` in a new process: on the CPU the run
-    continues bit for bit, and `learn(total_timesteps)` trains on to that total. Callbacks, logger, `save` and `load`
+    continues bit for bit, and `learn(total_timesteps)` trains up to that total. Callbacks, logger, `save` and `load`
     are SB3's; SB3 without this library can open the saved zip.
 
     The parameters as the panel's help shows them:
@@ -229,7 +229,7 @@ class TensorTrainer(BaseAlgorithm):
             self.ep_success_buffer.extend(success.flatten()[ended].float().tolist())
 
     def _log_episodes(self) -> None:
-        """Prepare SB3's `dump_logs`: read the episodes, diverged physics and the stage of the task's curriculum."""
+        """Prepare SB3's `dump_logs`: read the episodes, report diverged physics, record the stage of the curriculum."""
         self._read_episodes()
         for divergence in self.tensor_env.take_divergences():
             self.on_divergence(divergence)
@@ -334,7 +334,7 @@ class TensorTrainer(BaseAlgorithm):
         if scaled(theirs) != (set() if self.normalizer is None else self.normalizer.scaled):
             raise UserError("only one of the two runs normalises observations; give both the same overrides normalize")
         if not mine.keys() <= theirs.keys():
-            state = {**state, "normalizer": {}}  # observations are not scaled and entries differ: load none
+            state = {**state, "normalizer": {}}  # neither run scales observations, and entries differ: load none
         self.load_policy(state)
         if {name.partition(".")[0] for name in state.get("optimizer", {})} == set(self._optimizers()):
             self.components()["optimizer"].load_state(state["optimizer"])

@@ -65,7 +65,7 @@ def make_trainer(config: RunConfig, env: BatchEnv, group: ProcessGroup | None = 
 def largest_layer(trainer: TensorTrainer) -> int:
     """Estimate how many numbers the largest layer puts out for a minibatch.
 
-    A convolution counts as 100 positions per channel. LSTMs are left out, since they process few rows at a time.
+    A convolution counts as 100 outputs per channel. LSTMs are left out, since they process few rows at a time.
     """
     rows = getattr(trainer, "batch_size", 0) or trainer.n_steps * trainer.n_envs  # type: ignore[attr-defined]
     shapes = [p.shape for name, p in trainer.policy.named_parameters() if "lstm" not in name]

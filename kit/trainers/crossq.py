@@ -43,7 +43,7 @@ class AsymmetricCrossQ(OffPolicyGroups, MultiInputPolicy):
 
 
 class BatchRenorm(BatchRenorm1d):
-    """sb3-contrib's layer computed by torch's batch normalisation: faster, and it never waits for a GPU.
+    """sb3-contrib's batch renormalisation, computed by torch's batch normalisation: faster, never waits for a GPU.
 
     Batch renormalisation (Ioffe, 2017) is batch normalisation followed by y ← r y + d, with r and d held constant:
 

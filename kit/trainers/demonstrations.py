@@ -81,7 +81,7 @@ def rows_of(
 
 
 class Demonstrations:
-    """A replay buffer of recorded transitions. Its data is a single file, which all checkpoints of the run share."""
+    """A replay buffer of recorded transitions, saved as a single file that all checkpoints of the run share."""
 
     replay: Replay
     """The data. In a resumed run (`rows` None), `load_state` sets it."""

@@ -136,8 +136,8 @@ class Distill(ImitationTrainer):
 
     def _mixed(self, label: torch.Tensor, obs: Obs) -> torch.Tensor:
         """Return the actions (n, ...) to take: the teacher's in its share of the envs, the student's in the others."""
-        done = 1.0 - self._current_progress_remaining
-        share = max(0.0, 1.0 - done / self.teacher_until) if self.teacher_until else 0.0
+        progress = 1.0 - self._current_progress_remaining
+        share = max(0.0, 1.0 - progress / self.teacher_until) if self.teacher_until else 0.0
         teachers = round(share * self.n_envs)
         if not teachers:
             return self.act(obs)

@@ -1,4 +1,4 @@
-"""Base class of trainers that maximise entropy too: the entropy coefficient α, fixed or learnt."""
+"""Base class of maximum-entropy trainers (SAC and CrossQ) with a fixed or learnt entropy coefficient α."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Hindsight experience replay (HER; Andrychowicz et al., 2017): learn from goals that were reached by accident.
 
-A transition (s, a, g, s') of an episode that missed its goal g is also a transition of an episode with the goal g' that
-was achieved later, strategy `future`:
+In a share of the sampled transitions (s, a, g, s'), the goal g is replaced by a goal g' that was achieved later in the
+same episode (strategy `future`):
 
     t' ~ U{t, ..., T},   g' = achieved goal after step t',   r' = r(achieved goal after step t, g')
 """
@@ -52,7 +52,7 @@ class HindsightReplay(Replay):
         self.replaced_share = 1 - 1 / (n_sampled_goal + 1)
         self._compute_reward = compute_reward
         self._episodes: torch.Tensor | None = None
-        """(capacity, n): number of the episode in each slot, counted per env, modulo capacity; None after `load`."""
+        """(capacity, n): number of the episode in each slot, counted per env, modulo capacity; None if not counted."""
         self._last_rows: torch.Tensor
         """(capacity, n): last row of each episode, by the episode's number."""
         self._episode: torch.Tensor
@@ -104,7 +104,7 @@ class HindsightReplay(Replay):
         return at(self._columns[f"next_obs.{ACHIEVED}"], later)
 
     def _count_episodes(self) -> None:
-        """Number the episodes of the stored rows, if that is not done; the numbers need only differ per env."""
+        """Number the episodes of the stored rows, per env, unless that is done."""
         if self._episodes is not None:
             return
         shape, device = (self.capacity, self.n_envs), self.device

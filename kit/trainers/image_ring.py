@@ -22,14 +22,14 @@ class ImageRing:
         self.ring: torch.Tensor | None = None
         """(capacity, n, H, W, C)"""
         self.latest: torch.Tensor | None = None
-        """(n, H, W, C): next images of the newest row; the following `add` stores them in the ring."""
+        """(n, H, W, C): next images of the newest row, which the ring does not hold yet."""
         self._pool_index = torch.full((capacity, n_envs), -1, device=device)
         """Pool index of the final image of an episode that ended with this row, else -1."""
         self._pool: torch.Tensor | None = None
         self._free: list[int] = []
         """Unused indices of the pool."""
         self._used: dict[int, list[int]] = {}
-        """Slot -> indices of the pool in its row of `_pool_index`, kept on the CPU to free them without waiting."""
+        """Slot -> pool indices in its row of `_pool_index`; a copy on the CPU, since reading them waits for a GPU."""
 
     def add(self, slot: int, images: torch.Tensor, next_images: torch.Tensor, done_envs: torch.Tensor) -> None:
         """Store `images` (n, H, W, C) in `slot`, and `next_images` of `done_envs` (E,) as their final images."""
@@ -111,7 +111,7 @@ class ImageRing:
 
 
 def _replaced(images: torch.Tensor, where: torch.Tensor, source: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """Return `images` (N, H, W, C), where `where` (N,) is True with the images `index` (N,) of `source` instead."""
+    """Return `images` (N, H, W, C) with `source[index]` where `where` (N,) is True; on a CPU, change them in place."""
     if images.device.type == "cpu":  # copy only those few
         rows = where.nonzero().flatten()
         images[rows] = source[index[rows]]

@@ -96,7 +96,7 @@ class Normalizer:
         return scaled.clamp_(-self.clip_obs, self.clip_obs).float()
 
     def unscaled(self, scaled: Obs) -> Obs:
-        """Undo `observe`, but for its clipping."""
+        """Undo `observe`, except for its clipping."""
         if not self.norm_obs:
             return scaled
         raw = {name: self._unscale(name, entry) for name, entry in leaves("obs", scaled)}

@@ -34,12 +34,13 @@ class OffPolicyTrainer(ReplayTrainer, OffPolicyAlgorithm):
     :param buffer_size: steps that the replay buffer keeps; the oldest are overwritten. Usual: 100,000 to 1,000,000
     :param learning_starts: steps with random actions before the first update; usual: 100 to 10,000
     :param train_freq: steps of each env between two updates
-    :param gradient_steps: minibatches per update; -1: as many as steps were made since the last update
-    :param tau: how far the target networks move towards the networks with each gradient step; usual: 0.005 to 0.05
+    :param gradient_steps: minibatches per update; -1: as many as env steps since the last update
+    :param tau: fraction of the way to the trained networks that the target networks move at a time; usual: 0.005 to
+        0.05
     :param n_steps: steps of a multi-step return; only 1 is supported
     :param random_shift: largest random shift of training images in pixels (DrQ augmentation); 0 turns it off
-    :param n_sampled_goal: goal tasks only: number of transitions with a goal achieved later in the episode per
-        transition with the episode's own goal (hindsight experience replay, `kit.trainers.hindsight`); 0 turns it off
+    :param n_sampled_goal: goal tasks only (hindsight experience replay, `kit.trainers.hindsight`): for each
+        sampled transition that keeps its goal, this many get a goal achieved later in the episode; 0 turns it off
     :param random_share: probability with which an env takes a uniformly random action in a step
     """
 
@@ -114,8 +115,8 @@ class OffPolicyTrainer(ReplayTrainer, OffPolicyAlgorithm):
                 self._check_finite(reward)
             done, new_obs = terminated | truncated, self._replay_obs(new_obs)
             ended = self.tensor_env.done_envs
-            goes_on = frozen and (not done.any() if ended is None else not len(ended))
-            next_obs = new_obs if goes_on else self._replay_obs(info["final_obs"])
+            reusable = frozen and (not done.any() if ended is None else not len(ended))  # final_obs is new_obs
+            next_obs = new_obs if reusable else self._replay_obs(info["final_obs"])
             self.replay_buffer.add(obs, scaled, reward, next_obs, terminated, done, ended)
             if self.normalizer is not None:
                 self.normalizer.update(self.as_actor().view(new_obs))

@@ -23,10 +23,10 @@ class OnPolicyTrainer(TensorTrainer, OnPolicyAlgorithm):
 
     :param n_steps: steps of each env between two updates; n_envs × n_steps is the rollout. Usual for PPO: rollouts of
         1,000 to 20,000 steps
-    :param gae_lambda: from 0 to 1: how far the advantage trusts what happened (1) or the value function's prediction
-        (0); usual: 0.9 to 0.98
+    :param gae_lambda: λ of generalized advantage estimation (GAE), from 0 to 1: how far advantages rely on the
+        rewards that followed (1) rather than on the value function's prediction (0); usual: 0.9 to 0.98
     :param vf_coef: weight of the value function's loss; usual: 0.5
-    :param max_grad_norm: largest norm of a gradient; longer ones are shortened. Usual: 0.5 to 1
+    :param max_grad_norm: gradient clipping: a gradient with a larger norm is scaled down to this norm; usual: 0.5 to 1
     :param normalize_advantage: scale the advantages of each minibatch to mean 0 and standard deviation 1
     """
 

@@ -9,8 +9,8 @@ The same config gets the same plan on the same kind of machine. "auto" is resolv
               on a GPU `ENVS_ON_CUDA_NO_PHYSICS` in all) and the run has `MIN_ROLLOUTS` rollouts. For physics on a GPU
               the row's number is halved instead, until the run has as many rollouts. A run that runs out of memory
               halves n_envs if `Algorithm.fewer_envs`
-    device    a GPU if one works and the policy sees images, PPO trains a legged robot or the preset is for GPUs; else
-              the CPU
+    device    a GPU, if one works, for policies that see images, for legged robots with PPO and for the presets for
+              GPUs; else the CPU
     batch     for PPO and RecurrentPPO, the largest divisor of the rollout's size that is no larger than the batch size
               in the row
     threads   one per core
@@ -44,7 +44,8 @@ ENVS_PER_CORE = 16
 ENVS_PER_CORE_NO_PHYSICS = 1024
 """Most envs per core for tasks without physics, where the time of a step depends little on the number of envs."""
 ENVS_ON_CUDA_NO_PHYSICS = 2048
-"""On a GPU, the updates take most of the time; with twice as many envs Mission learnt less from as many steps."""
+"""Most envs on a GPU for tasks without physics. Updates take most of the time there; with twice as many envs Mission
+learnt less from as many steps."""
 MIN_ROLLOUTS = 20
 """Rollouts that a run must still have when "auto" raises n_envs: Reach scores 4.25 with 24 rollouts, 4.11 with 12."""
 

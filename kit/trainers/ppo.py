@@ -30,9 +30,10 @@ from kit.trainers.saving import State, Values, held
 class ProximalTrainer(OnPolicyTrainer):
     """PPO's clipped-surrogate update, shared by PPO and RecurrentPPO.
 
-    :param n_epochs: how often each rollout is used; usual: 3 to 15. More: fewer env steps, larger updates
-    :param clip_range: how far the probability of an action may change in one update; usual: 0.1 to 0.3. lin_0.2 falls
-        to 0 during the run
+    :param n_epochs: passes over each rollout; usual: 3 to 15. More: fewer env steps are needed, but each update changes
+        the policy more
+    :param clip_range: how far the probability of an action may change in one update, as a fraction; usual: 0.1 to 0.3.
+        lin_0.2 falls to 0 during the run
     :param clip_range_vf: how far the value function's prediction may change in one update; none: no limit
     :param target_kl: end an update once the policy has changed by this KL divergence; usual: 0.01 to 0.03; none: no
         limit
@@ -56,7 +57,7 @@ class ProximalTrainer(OnPolicyTrainer):
         if self.clip_range_vf is not None:
             clip.append(self.clip_range_vf(progress))
         rollout, metrics, kl = self._samples(), [], None
-        still = self._still()
+        fixed = self._fixed()
         for _ in range(self.n_epochs):
             shuffled = rollout.take(self._permutation(len(rollout)))  # one gather for the whole epoch
             if self.normalize_advantage:
@@ -69,7 +70,7 @@ class ProximalTrainer(OnPolicyTrainer):
                     kl = self._kl(evaluated[-1].log_prob - batch.log_probs)
                     if kl > 1.5 * self.target_kl:
                         break
-                with held(still):
+                with held(fixed):
                     self.networks.step(self.max_grad_norm)
             self._n_updates += 1
             if self._log_now:
@@ -83,8 +84,8 @@ class ProximalTrainer(OnPolicyTrainer):
         """Return the transitions to learn from."""
         return self.rollout_buffer.batch()
 
-    def _still(self) -> list[torch.Tensor]:
-        """Return the weights that do not change now: during `critic_warmup` all but the critic's, later none."""
+    def _fixed(self) -> list[torch.Tensor]:
+        """Return the weights that this update does not change: during `critic_warmup` all but the critic's."""
         if self.num_timesteps > self.critic_warmup:
             return []
         return [p for name, p in self.policy.named_parameters() if not name.startswith(CRITICS)]
@@ -159,8 +160,8 @@ class PPO(ProximalTrainer, sb3.PPO):
         The policy then starts with a new critic if the pretrained one does not fit, and with the action noise of
         log_std_init
     :param mirror: learn from every transition and from its left-right mirror image; for tasks that have one, such as
-        legged robots. Twice as many rows, so choose twice the batch_size for as many updates, and a learning rate of
-        at most lin_0.0002: with 0.0003 the updates of Go1 grew until the weights were NaN (tests/bench/README.md)
+        legged robots. It doubles the rows: double batch_size to keep the number of updates, and choose a learning rate
+        of at most lin_0.0002: with 0.0003 the updates of Go1 grew until the weights were NaN (tests/bench/README.md)
     """
 
     policy_aliases = {**sb3.PPO.policy_aliases, ASYMMETRIC: AsymmetricActorCritic}  # noqa: RUF012
@@ -176,8 +177,8 @@ class PPO(ProximalTrainer, sb3.PPO):
         mirror = self.tensor_env.mirror
         assert mirror is not None
         obs, actions = self._mirrored(batch.obs, mirror), mirror.action(batch.actions)
-        # With the probabilities of the transitions themselves, a policy that is not quite symmetric (by 0.1 standard
-        # deviations per joint) would have most of the images' ratios clipped.
+        # With the log-probabilities of the original transitions, a slightly asymmetric policy (by 0.1 standard
+        # deviations per joint) would have most ratios of mirror images clipped.
         with torch.no_grad():
             log_probs = self.policy.evaluate_actions(obs, actions)[1]
         return batch.join(replace(batch, obs=obs, actions=actions, log_probs=log_probs))
@@ -258,8 +259,9 @@ def fit_batch_size(hyper: Row, n_envs: int, row: Row, requested: Mapping[str, An
 ALGORITHM = Algorithm(
     "PPO", PPO, sb3.PPO, ActorCriticPolicy,
     actions=(spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary),
-    # On two cores, 32 envs: rollouts of 2,048 steps and batches of 64, as in SB3. With rollouts of 4,096 and 8,192 and
-    # batches of 512, runs of 100,000 and 500,000 steps learnt much less; tests/bench/README.md compares them.
+    # On two cores "auto" doubles n_envs to 32: rollouts of 2,048 steps and batches of 64, as in SB3. With rollouts of
+    # 4,096 and 8,192 and batches of 512, runs of 100,000 and 500,000 steps learnt much less; tests/bench/README.md
+    # compares them.
     row={"n_envs": 16, "n_steps": 64, "batch_size": 64},
     stock_row={"n_envs": 1, "n_steps": 2048, "batch_size": 64},
     columns=("n_steps", "batch_size", "n_epochs", "net_arch"),

@@ -1,8 +1,8 @@
 """Recurrent PPO, as in sb3-contrib: an LSTM before the actor and one before the critic.
 
-An update orders the rollout env by env, as sb3-contrib does, and splits that order into minibatches. Within a minibatch
-a sequence starts wherever an env or an episode starts, from the hidden state stored during the rollout. All sequences
-go through the LSTM in one padded call.
+An update orders the rollout env by env, as sb3-contrib does, and cuts it into minibatches. A minibatch consists of
+sequences, which start at its first row and wherever an env or an episode starts, each from the hidden state stored
+during the rollout. All sequences go through the LSTM in one padded call.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def step(lstm: torch.nn.LSTM, features: torch.Tensor, hidden_state: torch.Tensor
 
 
 class Sequences(NamedTuple):
-    """Row numbers that arrange a batch's N rows as k padded sequences, (length, k). Padding gives unused outputs."""
+    """Row numbers that arrange a batch's N rows as k padded sequences, (length, k). Outputs of padding are unused."""
 
     first: torch.Tensor
     """(k,) number of the first row of each sequence."""

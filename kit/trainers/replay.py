@@ -37,8 +37,8 @@ class Replay:
     provides the memory only as rows are first written.
 
     `frames` maps image observations to the length T of their frame stacks. Each image is stored once: a row has the
-    newest one only, and the last row of an episode also its final image. When the ring is full, the frames before its
-    oldest T - 1 rows are overwritten, so these rows are not sampled.
+    newest one only, and the last row of an episode also its final image. When the ring is full, its oldest T - 1 rows
+    are not sampled, because earlier images of their stacks are overwritten.
     """
 
     def __init__(

@@ -19,8 +19,10 @@ from kit.trainers.saving import Component, Counters, State, Values
 
 
 class ReplayTrainer(TensorTrainer):
-    """Trainer with a replay buffer. `state()` does not include the replay data: save it with `replay_rows` and restore
-    it with `load_replay`."""
+    """Trainer with a replay buffer.
+
+    `state()` does not include the replay data: save it with `replay_rows` and restore it with `load_replay`.
+    """
 
     buffer_size: int
     metric_names: tuple[str, ...]
@@ -57,8 +59,8 @@ class ReplayTrainer(TensorTrainer):
     ) -> Self:
         """Train until `total_timesteps` steps are done.
 
-        Metrics are logged every `log_interval` steps (in SB3: episodes) and at the end, on a GPU no more often than
-        every `READ_EVERY` steps of all envs.
+        Metrics are logged every `log_interval` steps (in SB3: episodes) and at the end, on a GPU at most once per
+        `READ_EVERY` × n_envs steps.
         """
         if self.device.type != "cpu":
             log_interval = max(log_interval, READ_EVERY * self.n_envs)

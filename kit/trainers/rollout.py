@@ -154,8 +154,8 @@ class Rollout:
     ) -> None:
         """Store `final_obs` (n, ...) of the envs where `truncated` (n,) bool is True at `step`.
 
-        On a GPU, the rows of all of `done_envs` (E,) are stored (`BatchEnv.done_envs`), because selecting would wait
-        for the GPU; without it, and if there are no frame stacks, the rows of all envs.
+        On a GPU, selecting these envs would wait for the GPU, so the rows of all `done_envs` (E,) are stored
+        (`BatchEnv.done_envs`). If it is None: the rows of all envs, or, with frame stacks, of the truncated envs only.
         """
         select = truncated.device.type == "cpu" or (self.frames and done_envs is None)
         envs = truncated.nonzero().flatten() if select else done_envs

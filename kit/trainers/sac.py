@@ -20,7 +20,8 @@ from kit.trainers.replay import Transitions
 from kit.trainers.saving import State, held
 
 LOG_STD = -2.0
-"""Log standard deviation, before tanh, of a pretrained policy's noise if `critic_warmup` > 0 without log_std_init."""
+"""Initial log standard deviation (before tanh) of a pretrained policy's noise if `critic_warmup` > 0 and log_std_init
+is not set."""
 
 
 class SAC(EntropyTrainer, sb3.SAC):
@@ -28,7 +29,7 @@ class SAC(EntropyTrainer, sb3.SAC):
 
     :param target_update_interval: gradient steps between two moves of the target networks
     :param critic_warmup: env steps at the start during which only the critics learn; for policies from `start_from`.
-        If it is not 0, the run takes no uniformly random actions, and the action noise starts from log_std_init
+        If it is not 0, learning_starts adds no random actions, and the action noise starts from log_std_init
     """
 
     policy_aliases = {**sb3.SAC.policy_aliases, ASYMMETRIC: AsymmetricSAC}  # noqa: RUF012
@@ -91,9 +92,9 @@ class SAC(EntropyTrainer, sb3.SAC):
     def warm_start(self, state: State) -> None:
         super().warm_start(state)
         if self.critic_warmup and not self.use_sde:
-            noise: Any = self.actor.log_std
-            noise.weight.data.zero_()
-            noise.bias.data.fill_((self.policy_kwargs or {}).get("log_std_init", LOG_STD))
+            log_std: Any = self.actor.log_std
+            log_std.weight.data.zero_()
+            log_std.bias.data.fill_((self.policy_kwargs or {}).get("log_std_init", LOG_STD))
 
     def _excluded_save_params(self) -> list[str]:
         return [*super()._excluded_save_params(), "_stacked"]

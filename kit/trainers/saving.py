@@ -76,8 +76,8 @@ class FrozenWeights(Weights):
 def held(parameters: Iterable[torch.Tensor]) -> Iterator[None]:
     """Context manager: an optimizer step in the block leaves `parameters` as they are.
 
-    Their values are put back, but they get gradients: when they begin to learn, Adam knows the size of the gradients.
-    Otherwise its first steps would be several times too long.
+    The step changes Adam's moments, then the values of `parameters` are put back. So when they start to learn, Adam
+    knows the size of their gradients; otherwise its first steps would be several times too long.
     """
     values = [(p, p.detach().clone()) for p in parameters]
     yield

@@ -138,7 +138,7 @@ class Dishwashing(MujocoTask):
         self.plate = zeros(8)
         self._place, rest = self.plate[:, :2], self.plate[:, 2:]  # the plate's x and y
         self._waiting_s, self._time_s, self._first_dirt, self._paid_usd = rest[:, :4].unbind(1)
-        self._is_broken, self._stands_n = rest[:, 4:].unbind(1)
+        self._is_broken, self._breaks_at_n = rest[:, 4:].unbind(1)
         self.ledger = zeros(len(economy.LEDGER))
         self._terms_usd = zeros(len(economy.TERMS))
         geoms = [model.geom(scene.DIRT.format(number)).id for number in range(len(self._cells))]
@@ -211,7 +211,7 @@ class Dishwashing(MujocoTask):
         rules, dt_s = self.rules, self.control_dt_s
         left = self.dirt.sum(1)
         self._time_s += dt_s * present
-        broken = present & (self._hardest_n > self._stands_n)
+        broken = present & (self._hardest_n > self._breaks_at_n)
         clean = present & ~broken & (left <= rules.clean_share * self._first_dirt)
         rejected = present & ~broken & ~clean & (self._time_s >= rules.patience_s)
         enough = rules.clean_share * self._first_dirt
@@ -259,8 +259,8 @@ class Dishwashing(MujocoTask):
         return torch.cat(
             [
                 torch.stack([
-                    self._stands_n / rules.force_limit_n,
-                    self._contact.abs() / self._stands_n,
+                    self._breaks_at_n / rules.force_limit_n,
+                    self._contact.abs() / self._breaks_at_n,
                     self._is_broken,
                     self._waiting_s,
                     self._first_dirt / len(self._cells),

@@ -16,7 +16,8 @@ from kit.tasks.dishwashing.task import Dishwashing
 EYE = "eye"
 FRAMES = 8
 """Frames per clip: one per step, 0.8 s in total."""
-LEAST_PIXELS = 16
+MIN_SIZE = 16
+"""Smallest width and height of the images, pixels."""
 
 
 class DishwashingVideo(Dishwashing):
@@ -36,7 +37,7 @@ class DishwashingVideo(Dishwashing):
 
     def __init__(self, size: int = 64, **options: Any) -> None:
         super().__init__(**options)
-        check_whole("env_options size", size, LEAST_PIXELS)
+        check_whole("env_options size", size, MIN_SIZE)
         self.size = size
         clip = gymnasium.spaces.Box(0, 255, (3, size, size), np.uint8)
         self.observation_space = gymnasium.spaces.Dict({**self.observation_space, "clip": clip})  # type: ignore[dict-item]

@@ -20,8 +20,8 @@ SETTLE_STEPS, SUBSTEPS = 10, 20
 """Env steps until the hand is at its start position, and physics steps per env step."""
 
 _FIXED = {"torso_lift_joint": 0.0013, "head_pan_joint": 0.0, "head_tilt_joint": 0.0}
-"""Joint -> position, m or rad, from `ref`. The originals keep these joints with dampings of 1e3 to 1e11: they do not
-move. Their three joints of the base are fixed too."""
+"""Joint -> fixed position relative to its `ref`, m or rad. In the originals these joints exist, but dampings of 1e3 to
+1e11 keep them still. The three slide joints of the base are removed too."""
 _CAMERA_POSES = {  # camera position and target, world frame, m
     "view": ((2.45, -0.15, 1.35), (1.2, 0.75, 0.5)),
     "front": ((2.6, 0.75, 0.95), (1.1, 0.75, 0.5)),
@@ -49,8 +49,8 @@ def build_scene(
 ) -> Scene:
     """Build the scene of `file`, such as "push.xml", with the base at `base_x`, and move the hand to its start.
 
-    `object_w`: where the object is dropped. `hand_above_m`: height of the hand's start, as in the originals. `joints`:
-    the arm has motors in its joints, as in Reach, instead of a weld that pulls its hand.
+    `object_w`: where the object is dropped. `hand_above_m`: `gripper_extra_height` of the originals. `joints`: the
+    arm has motors in its joints, as in Reach, instead of a weld that pulls its hand.
     """
     if joints:
         pulled = build_scene(file, base_x, object_w, hand_above_m)

@@ -25,13 +25,15 @@ STEP_M = 0.05
 CLEAR_M = 0.1
 """Least horizontal distance between object and hand at the start."""
 TRIES = 64
-"""Draws of the object's position. In Slide, where 79 % are too near, all are so in one of five million episodes."""
+"""Draws of the object's position; the first that is far enough from the hand is used. In Slide, where 79 % are too
+near, all are too near in one of five million episodes."""
 LIFTED = 0.5
 """PickAndPlace: share of goals above the table."""
 LIFT_M = 0.45
 """PickAndPlace: largest height of a goal above the table."""
 BEHIND_M, OVER_M, ASIDE_M, LOW_M, GRASP_M, HALF_M = 0.07, 0.08, 0.02, 0.03, 0.01, 0.025
-"""Scripted policies: start of a push, height of a free move, tolerances of position, and half the block's width."""
+"""Scripted policies: distance behind the object where a push starts, height of free moves above the object, tolerances
+(horizontal, height of a push, height of a grasp), and half the block's width."""
 PUSH_GAIN = 0.5
 """Scripted push: displacement of the hand per distance between object and goal."""
 REWARDS, CONTROLS = ("sparse", "dense"), ("hand", "joints")
@@ -222,10 +224,11 @@ class Push(MujocoTask):
         left = to_goal.norm(dim=1, keepdim=True)
         ahead = to_goal / left.clamp(min=1e-6)
         hand = self._flat(self.hand_w - self.object_w)
-        along, aside = (hand * ahead).sum(1, keepdim=True), hand - (hand * ahead).sum(1, keepdim=True) * ahead
+        along = (hand * ahead).sum(1, keepdim=True)
+        aside = hand - along * ahead
         is_behind = (aside.norm(dim=1, keepdim=True) < ASIDE_M) & (along < 0) & (self._height < LOW_M)
         start = self.object_w - BEHIND_M * ahead
-        near = (self._flat(start - self.hand_w)).norm(dim=1, keepdim=True) < ASIDE_M
+        near = self._flat(start - self.hand_w).norm(dim=1, keepdim=True) < ASIDE_M
         start = start + torch.where(near, 0.0, OVER_M) * self._up
         done = left < SUCCESS_M / 2
         target_w = torch.where(is_behind, self.hand_w + PUSH_GAIN * left * ahead - 2 * aside, start)
@@ -288,7 +291,7 @@ class Slide(Push):
 def euler(mat: torch.Tensor) -> torch.Tensor:
     """Return the Euler angles (n, 3), rad, of rotation matrices (n, 3, 3), as Gymnasium-Robotics' `mat2euler`.
 
-    The originals treat the case of a second angle of exactly ±90° separately; here it is not.
+    The originals treat gimbal lock, a second angle of exactly ±90°, separately; this function does not.
     """
     y = torch.atan2(mat[:, 0, 2], torch.hypot(mat[:, 2, 2], mat[:, 1, 2]))
     return torch.stack([torch.atan2(-mat[:, 1, 2], mat[:, 2, 2]), y, torch.atan2(-mat[:, 0, 1], mat[:, 0, 0])], dim=1)

@@ -34,7 +34,8 @@ ON_TWO_FEET: Rewards = {
     "action_rate": (-0.01, r.action_rate),
     "pose": (0.5, pose_kept),
 }
-"""Rewards on two feet: the G1's, without those of its hands and hips, and the quadruped's reward for its home pose."""
+"""Rewards on two feet: the G1's, without hands, hips, knees and contact force; with the quadruped's `lin_vel_z`,
+`orientation`, `feet_slip`, `action_rate` and `pose`."""
 
 
 class AnyRobot(Quadruped):

@@ -55,7 +55,7 @@ G1 with 12 joints (unitree_rl_gym, legged_gym/envs/g1/g1_config.py)."""
 
 
 def _legs_only(spec: mujoco.MjSpec) -> mujoco.MjSpec:
-    """Remove all hinges but the legs', each at its angle in key frame "home", and set `G1_LEG_GAINS`."""
+    """Fix all hinges except the legs' at their angle in key frame "home", and set `G1_LEG_GAINS`."""
     model = spec.compile()
     home, ctrl = model.key("home").qpos, model.key("home").ctrl
 

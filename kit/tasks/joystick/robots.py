@@ -106,7 +106,7 @@ class G1Legs(G1Joystick):
     """The humanoid G1 walks with the 12 joints of its legs; waist and arms are fixed.
 
     It learns sooner than with all joints: its motors are stiffer, starts and pushes are gentler, an episode ends as
-    soon as it tips over, and a step never costs. On two cores it has learnt to stand and to walk backwards.
+    soon as it tips over, and no step has a negative reward. On two cores it has learnt to stand and to walk backwards.
     """
 
     name = "G1Legs"
@@ -179,7 +179,7 @@ class Quadruped(Joystick):
     command_chances = 9
     mean_command_s = 5.0
     knees: tuple[int, ...] = (2, 5, 8, 11)
-    """Joints that may leave the home pose at a tenth of the cost."""
+    """Indices of the knee joints, whose deviation from the home pose costs only a tenth."""
 
     def bind(self, sim: Simulator) -> None:
         super().bind(sim)

@@ -222,9 +222,9 @@ def base(field: wp.vec4, i: int) -> wp.vec2:
 def seen_by_defender(sight: float, sight_cos: float, discs: Discs, d: wp.vec4, a: wp.vec4, on_ground: bool) -> bool:
     """Return whether the defender `d` sees the attacker `a`, up to `sight` m away.
 
-    It takes numbers instead of `Constants`: of a struct that a branch passes on, NVRTC 12.9 read the parameter as local
-    memory (`cvta.param` then `cvta.to.local`), an illegal access on an H100. tests/sim/test_compile.py
-    looks for it.
+    It takes numbers instead of `Constants`: for a struct passed on inside a branch, the code of NVRTC 12.9 read the
+    kernel's parameter as local memory (`cvta.param` then `cvta.to.local`), an illegal memory access on an H100.
+    tests/sim/test_compile.py checks for it.
     """
     seen = bool(False)
     to = place(a) - place(d)

@@ -21,10 +21,10 @@ from kit.tasks.mission.rules import ATTACKERS, COMMAND_HZ, COMMANDS, DEFENDERS, 
 
 HOLD_SHARES = (0.1, 0.25, 0.5, 1.0)
 """Stages of training: the time for which the attackers must hold the zone, as a fraction of `Rules.hold_s`. With the
-full time from the start, some teams never capture a zone, and so never learn that it pays."""
+full time from the start, some policies never capture a zone, and so never learn that it pays."""
 LESSONS = "the zone must be held for a tenth of the time first; for longer each time that half of the games are won"
 BLOCK = 32
-"""Threads per block, one game each. 4,096 games are then spread over all multiprocessors of a GPU: an H200 has 132."""
+"""Threads per block, one game each. 4,096 games are then 128 blocks, for the 132 multiprocessors of an H200."""
 _COMMON = (
     Field("position of the zone in the arena, x and y", 2, "100 m"),
     Field("time the zone has been held and time passed, as fractions of their limits", 2),
@@ -71,7 +71,7 @@ class Mission(Task):
     straight to the zone. With `side="defenders"` the defenders learn. Their reward is the attackers' reward, negated.
 
     A list of opponents, such as `defenders=["stock", "runs/guards", "runs/guards-2"]`, is a pool: the games are spread
-    evenly over it. Policies that meet their rivals' earlier versions too do not forget how to beat them.
+    evenly over it. Earlier versions of an opponent in the pool keep a policy from forgetting how to beat them.
     """
 
     name = "Mission"
@@ -222,8 +222,8 @@ class Mission(Task):
         if not torch.equal(state["opponent"].cpu(), self.opponent):
             raise UserError(f"the {self.other} differ from those of this snapshot; name the same run and step.")
         super().load_state(state)
-        for i, now in enumerate(self.hidden_state):
-            now.copy_(state[f"hidden_state.{i}"])
+        for i, hidden in enumerate(self.hidden_state):
+            hidden.copy_(state[f"hidden_state.{i}"])
 
     def render(self, cameras: tuple[str, ...], height: int, width: int) -> torch.Tensor:
         need("PIL", "video")
@@ -297,7 +297,7 @@ class Pool:
 
 
 def _left_to_the_kernel(obs: torch.Tensor) -> torch.Tensor:
-    """Return the commands (n, units) for which the kernel itself plays stock defenders."""
+    """Return commands of -1 (n, units): the kernel then controls the defenders by fixed rules."""
     return torch.full((len(obs), DEFENDERS), -1, device=obs.device)
 
 

@@ -21,14 +21,14 @@ from kit.tasks.reach.task import EFFORT_COST, START_NOISE_RAD, joint_speeds_towa
 NEAR = 0.1
 """Distance to the goal below which the task succeeds, as a fraction of the arm's reach."""
 PROGRESS, SUCCESS_BONUS = 5.0, 1.0
-"""Reward for coming closer by the arm's reach, and for reaching the goal."""
+"""Reward for moving closer to the goal by a distance equal to the arm's reach, and for reaching the goal."""
 
 
 class AnyArm(MujocoTask):
     """An arm moves its hand to a goal position, by joint velocities of up to 1 rad/s at 20 Hz.
 
-    The episode ends in success when the hand is near the goal: within a tenth of the arm's reach, which is the greatest
-    distance of a goal from the middle of all goals. Parts of the robot do not collide.
+    The episode ends in success when the distance of the hand to the goal is less than a tenth of the arm's reach. The
+    reach is the greatest distance of a goal from the mean of all goals. Parts of the robot do not collide.
     """
 
     robot: ClassVar[str]

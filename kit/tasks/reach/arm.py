@@ -31,9 +31,9 @@ class Arm(NamedTuple):
     home: np.ndarray
     """Joint angles at the start of an episode, rad."""
     goals: np.ndarray
-    """Positions (GOALS, 3) that the hand reaches, world frame, m; the same on every machine."""
+    """Positions (GOALS, 3) that the hand can reach, world frame, m; the same on every machine."""
     centre: np.ndarray
-    """Their mean (3,), m."""
+    """Mean of the goals (3,), world frame, m."""
     reach_m: float
     """Greatest distance of a goal from the centre."""
 

@@ -39,7 +39,7 @@ _CAMERA_POSES = {  # camera position and target, world frame, m
 
 
 def fetch_assets() -> Path:
-    """Find the folder of the Fetch model. Do not import Gymnasium-Robotics, because its envs need an older MuJoCo."""
+    """Return the folder of the Fetch model, without importing Gymnasium-Robotics: its envs need an older MuJoCo."""
     spec = importlib.util.find_spec("gymnasium_robotics")
     folder = Path(spec.origin).parent / "envs" / "assets" / "fetch" if spec and spec.origin else None
     if folder is None or not (folder / "reach.xml").is_file():
@@ -94,7 +94,7 @@ def drive_the_arm(spec: mujoco.MjSpec, fingers: tuple[str, ...] = FINGERS) -> No
         motor.forcelimited, motor.forcerange = True, (-effort, effort)
     for name in fingers:
         joint = spec.joint(name)
-        joint.parent.mass, joint.parent.inertia = 0.1, [1e-4, 1e-4, 1e-4]  # from 4 kg, too heavy without the mocap weld
+        joint.parent.mass, joint.parent.inertia = 0.1, [1e-4, 1e-4, 1e-4]  # instead of 4 kg: too heavy without the weld
         joint.damping, joint.armature = [200, 0, 0], 1
         motor = spec.add_actuator(name=name, target=name, trntype=mujoco.mjtTrn.mjTRN_JOINT)
         motor.set_to_position(kp=1000)

@@ -35,7 +35,7 @@ class ReachVision(Reach):
 
     name = "ReachVision"
     train_steps = 300_000
-    goal_radius_m = 0.06  # about 4 of 64 pixels in the image
+    goal_radius_m = 0.06  # the ball is then about 4 of 64 pixels wide
     bare = False
 
     def __init__(

@@ -30,6 +30,8 @@ process is noticed without a time-out, because its connections close at once."""
 TOKEN = "KIT_GROUP_TOKEN"
 """Environment variable with the secret that a process needs to join a group started on its machine."""
 LOCALHOST = "127.0.0.1"
+_JOINED = "joined"
+"""Key of the store that counts the ranks that have joined."""
 EXIT_CODE_S = 5.0
 """Seconds to wait for the exit code of a rank after its connection has closed."""
 
@@ -68,7 +70,7 @@ def start(size: int, device: str, program: str, environment: Mapping[str, str]) 
         )
         for rank in range(1, size)
     ]  # fmt: skip
-    while store.add(LOCALHOST, 0) < size - 1:  # torch would wait for hours for a process that has died
+    while store.add(_JOINED, 0) < size - 1:  # torch would wait for hours for a process that has died
         if any(other.poll() is not None for other in others):
             raise RuntimeError("another process of this run could not start")
         time.sleep(0.05)
@@ -80,7 +82,7 @@ def connect(rank: int, size: int, port: int) -> ProcessGroup:
     from torch.distributed import PrefixStore, TCPStore
 
     store = PrefixStore(os.environ[TOKEN], TCPStore(LOCALHOST, port, size, timeout=timedelta(seconds=30)))
-    store.add(LOCALHOST, 1)
+    store.add(_JOINED, 1)
     return ProcessGroup(rank, size, size, store)
 
 
