@@ -42,7 +42,7 @@ ENCODERS = (
 )  # fmt: skip
 PRESETS = ("auto", "sb3", "fast", "heavy", "beast")
 STOCK = "stock"
-"""Opponents that the game itself plays."""
+"""Value of a game's option such as `defenders`: the game itself plays this side."""
 SCRIPTED = "scripted"
 """Value of `teacher` that names the task's scripted policy."""
 MAY_CHANGE_ON_RESUME = (
@@ -287,7 +287,7 @@ def byte_count(name: str, value: str) -> int:
 def default_name(config: RunConfig) -> str:
     """Return a run name such as reach-ppo-s0-20261121-090000; the time is in UTC."""
     kind, _, rest = config.env.partition(":")
-    task = f"{kind} {Path(rest).stem}" if "/" in rest else config.env  # of a robot's file only its name
+    task = f"{kind} {Path(rest).stem}" if "/" in rest else config.env  # of the path of a robot's file, only the name
     env, algo = (re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-").lower() for text in (task, config.algo))
     return f"{env}-{algo}-s{config.seed}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
 
@@ -332,7 +332,7 @@ def number(text: str) -> int | float | str:
 
 
 def with_point(value: Any) -> str:
-    """Return such as "; write 0.9, with a point" for a text with a decimal comma, else ""."""
+    """Return the end of an error message, such as "; write 0.9, with a point", for a decimal comma; "" otherwise."""
     is_decimal = isinstance(value, str) and re.fullmatch(r"-?\d+,\d+", value)
     return f"; write {value.replace(',', '.')}, with a point" if is_decimal else ""
 

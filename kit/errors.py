@@ -41,8 +41,8 @@ def suggest(name: str, valid: Iterable[str]) -> str:
 
 
 def check_names(field: str, given: Mapping[str, Any], owner: str, known: Collection[str]) -> None:
-    """Raise `UserError` if a key of `given` is not in `known`. `field`: the RunConfig field; `owner`: whose names
-    `known` are, such as the task's or the algorithm's name."""
+    """Raise `UserError` if a key of `given` is not in `known`. `field`: the RunConfig field; `owner`: what has the
+    names `known`, such as the task or the algorithm."""
     for name, value in given.items():
         if name not in known:
             raise UserError(f"{field} {name}={value!r} is not one of {owner}'s; {suggest(str(name), known)}.")

@@ -34,7 +34,7 @@ GOALS: Row = {
     "net_arch": [128, 128], "normalize": {"norm_reward": False},
 }  # fmt: skip
 
-# PPO's own row, normalised, for Gymnasium's MuJoCo robots; Ant is kit's version of Ant-v5.
+# PPO's defaults (`Algorithm.row`) and normalisation, for Gymnasium's MuJoCo robots; Ant is kit's version of Ant-v5.
 GYMNASIUM: Row = {"n_envs": 16, "n_steps": 64, "batch_size": 64, "normalize": True}
 
 # Tuned on two cores; tests/bench/README.md shows the scores over three seeds. gamma = 0.97 has a horizon of 33 steps;
@@ -120,8 +120,8 @@ LEGGED = ("Go1Joystick", "G1Joystick", "joystick")
 """Tasks that device auto trains on a GPU with PPO."""
 
 # Used instead of `TASKS` on a GPU. MuJoCo Playground and mjlab train the legged robots with the same network and
-# n_steps of 20 to 24. Ant returns 2,302 after 2 million steps (one seed), 1,820 with batches of 12,288, and 1,189 with
-# lin_0.0003 besides.
+# n_steps of 20 to 24. Ant returns 2,302 after 2 million steps (one seed). With batches of 12,288 it returns 1,820, and
+# 1,189 if the learning rate is lin_0.0003 too.
 TASKS_ON_CUDA: dict[tuple[str, str], Row] = {
     **{(env, "PPO"): WALK | PPO_ON_CUDA | {"net_arch": [512, 256, 128], "activation_fn": "elu"} for env in LEGGED},
     ("Ant", "PPO"): TASKS["Ant", "PPO"] | PPO_ON_CUDA | {"batch_size": 6144, "learning_rate": "lin_0.001"},

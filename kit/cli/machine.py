@@ -49,7 +49,7 @@ def _check(options: argparse.Namespace) -> int:
     from kit.trust import permit
 
     env_options = RunConfig.from_text("env_options", options.env_options)
-    permit(RunConfig(env=options.env), trust=True)  # typing the name is consent
+    permit(RunConfig(env=options.env), trust=True)  # the user has typed the module's name: do not ask
     kit.check_task(options.env, env_options, options.steps, say=lambda line: print(f"ok  {line}", flush=True))
     if options.video:
         print(f"random actions: {record_random(options.env, env_options, options.video)}")

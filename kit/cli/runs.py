@@ -12,10 +12,10 @@ from kit.cli.shared import RUN, Add, print_value
 from kit.errors import UserError
 
 CONTROLS: dict[str, tuple[str, Callable[[dict[str, Any]], bool]]] = {
-    "pause": ("pause a run; it stays in memory", lambda now: now["state"] == "paused"),
-    "unpause": ("continue a paused run", lambda now: now["state"] == "running"),
-    "stop": ("write a checkpoint and stop a run; `kit resume` continues it", lambda now: False),
-    "checkpoint": ("write a checkpoint of a run at the end of this iteration", lambda now: True),
+    "pause": ("pause a run; it stays in memory", lambda status: status["state"] == "paused"),
+    "unpause": ("continue a paused run", lambda status: status["state"] == "running"),
+    "stop": ("write a checkpoint and stop a run; `kit resume` continues it", lambda status: False),
+    "checkpoint": ("write a checkpoint of a run at the end of this iteration", lambda status: True),
 }
 """Command for a running training -> (help text, function of a status: whether the command has taken effect)."""
 
@@ -73,9 +73,9 @@ def _control(options: argparse.Namespace) -> int:
         written = options.control != "checkpoint" or status["checkpoint"] != before
         return (done(status) and written) or not run.is_working(status)
 
-    now = run.wait(600, until=finished)
-    saved = f", step {now['checkpoint']['step']:,} is saved" if now["checkpoint"] else ""
-    print(f"{run.path}: {now['state']} at step {now['step']:,}{saved}")
+    after = run.wait(600, until=finished)
+    saved = f", step {after['checkpoint']['step']:,} is saved" if after["checkpoint"] else ""
+    print(f"{run.path}: {after['state']} at step {after['step']:,}{saved}")
     return 0
 
 
@@ -93,8 +93,8 @@ def _rm(options: argparse.Namespace) -> int:
     if not options.yes:
         if not sys.stdin.isatty():
             raise UserError(f"removing {run.path} needs a confirmation, and this is not a terminal; add --yes.")
-        now = run.status()
-        print(f"{run.path}: {now['state']} at step {now['step']:,}, {run.size_bytes / 1e6:,.1f} MB, {run.copies()}")
+        state, step = (run.status()[name] for name in ("state", "step"))
+        print(f"{run.path}: {state} at step {step:,}, {run.size_bytes / 1e6:,.1f} MB, {run.copies()}")
         if input("Remove it from this machine? [y/N] ").strip().lower() not in ("y", "yes"):
             return 1
     remove(run, sure=options.yes)

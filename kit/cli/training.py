@@ -119,7 +119,7 @@ def _run_as_rank(options: argparse.Namespace) -> int | None:
 
 def _config_fields(options: argparse.Namespace) -> dict[str, Any]:
     """Return the fields of RunConfig that flags have set: name -> parsed value."""
-    texts = {name[6:]: text for name, text in vars(options).items() if name.startswith("field_")}
+    texts = {n.removeprefix("field_"): text for n, text in vars(options).items() if n.startswith("field_")}
     return {name: RunConfig.from_text(name, text) for name, text in texts.items()}
 
 
@@ -147,9 +147,9 @@ def _print_ending(run: Any) -> int:
     """Print how a session ended, and return its exit code."""
     from kit.runs.status import exit_code
 
-    now = run.status()
-    print(f"{run.path}: {now['message']}")
-    return exit_code(now["state"])
+    status = run.status()
+    print(f"{run.path}: {status['message']}")
+    return exit_code(status["state"])
 
 
 def _batch(options: argparse.Namespace) -> int:

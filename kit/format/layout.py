@@ -32,7 +32,7 @@ MAX_VIDEO_BYTES = 200 * 2**20
 DIVERGENCES = "divergences"
 """Folder of a run; see `kit.runs.divergence`."""
 FILMS = {"videos": VIDEO_SUFFIXES, DIVERGENCES: (".safetensors",)}
-"""Folders whose files are copied once -> suffixes of the files."""
+"""Folder -> suffixes of its files that are copied to the store."""
 _MANIFEST = re.compile(r"((?:checkpoints|best)/step_(\d{9,16}))/manifest\.json")
 
 

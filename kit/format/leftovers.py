@@ -114,7 +114,7 @@ def _temporaries(folder: Path, recursive: bool) -> Iterator[Path]:
 
 
 def _is_left(path: Path, sole_writer: bool) -> bool:
-    """Whether `path` can be removed: a dead process's, unchanged for a day, or an old version that was replaced."""
+    """Whether `path` can be removed: its process is dead, it is unchanged for a day, or its replacement is in place."""
     match = _NAME.fullmatch(path.name)
     if match is None:
         return path.with_name(path.name.removeprefix(OLD)).exists()

@@ -130,17 +130,17 @@ def _gpu(machine: Machine, torch: Any) -> tuple[State, str, str]:
 
 
 def check_physics(machine: Machine) -> Iterator[Check]:
-    simulator, renderer = version("mujoco"), version("mujoco-warp")
-    if not simulator or not renderer:
-        missing = "mujoco" if not simulator else "mujoco-warp"
+    mujoco, warp = version("mujoco"), version("mujoco-warp")
+    if not mujoco or not warp:
+        missing = "mujoco" if not mujoco else "mujoco-warp"
         yield Check("Physics", "fail", f"{missing} is not installed.", f"pip install {missing}, then restart")
         return
-    major, minor, *_ = simulator.split(".")
-    if renderer.split(".")[:2] != [major, minor]:
+    major, minor, *_ = mujoco.split(".")
+    if warp.split(".")[:2] != [major, minor]:
         remedy = f"pip install 'mujoco-warp=={major}.{minor}.*', then restart the kernel"
-        yield Check("Physics", "fail", f"MuJoCo {simulator} and MuJoCo Warp {renderer} are not compatible.", remedy)
+        yield Check("Physics", "fail", f"MuJoCo {mujoco} and MuJoCo Warp {warp} are not compatible.", remedy)
         return
-    yield Check("Physics", "ok", f"MuJoCo {simulator}, images by MuJoCo Warp {renderer} (no OpenGL needed)")
+    yield Check("Physics", "ok", f"MuJoCo {mujoco}, images by MuJoCo Warp {warp} (no OpenGL needed)")
     torch = sys.modules.get("torch")  # None if the import failed, which check_torch reports
     if machine.gpus and torch is not None and torch.cuda.is_available():
         from kit.machine.warp import NEWER_DRIVER, why_gpu_physics_is_slow, why_warp_cannot_use_gpu

@@ -65,7 +65,7 @@ def gpu_without_driver(root: Path = Path("/")) -> bool:
 
 @dataclass(frozen=True)
 class Summary:
-    """Means of a GPU's samples; `memory_bytes` is the peak, over all programs."""
+    """Means of a GPU's samples; `memory_bytes` is the peak, for all programs together."""
 
     samples: int
     busy_percent: float
@@ -132,13 +132,13 @@ class Monitor:
     def _watch(self, read: Callable[[], Summary] | None) -> None:
         while read is not None and not self._done.wait(1 / SAMPLES_PER_S):
             try:
-                phase, one = self.phase, read()
+                phase, sample = self.phase, read()
             except Exception as error:  # a GPU may fall off the bus; training continues
                 print(f"GPU monitoring stopped: {error}", flush=True)
                 return
             with self._lock:
                 for by_phase in (self._all, self._recent):
-                    by_phase[phase] = total([one, *filter(None, [by_phase.get(phase)])]) or one
+                    by_phase[phase] = total([sample, *filter(None, [by_phase.get(phase)])]) or sample
 
 
 def reader(device: str) -> Callable[[], Summary] | None:

@@ -46,11 +46,11 @@ def connect(store: str | None) -> None:
 
 @asynccontextmanager
 async def clicks() -> AsyncIterator[Callable[[], Awaitable[object]]]:
-    """Yield a coroutine function that handles clicks on widgets, for an async cell that waits for long.
+    """Yield a coroutine function that lets the kernel handle clicks on widgets; await it repeatedly in a waiting cell.
 
-    While an ordinary cell runs, a kernel handles no message of the page. While an async cell waits, ipykernel 7.4
-    handles them by itself; older kernels (Colab's) do with the package jupyter_ui_poll. Without a user, nothing is
-    done.
+    While an ordinary cell runs, the kernel handles no messages from the page. While an async cell waits, ipykernel 7.4
+    handles them by itself; older kernels (Colab's) need the package jupyter_ui_poll. In a notebook that runs without a
+    user (nbconvert), older kernels handle none.
     """
     ipython = sys.modules.get("IPython")
     kernel = getattr(ipython.get_ipython() if ipython else None, "kernel", None)
@@ -68,7 +68,7 @@ def notebook() -> str | None:
 
 
 def is_taken_away() -> bool:
-    """Return whether this is a machine that its provider takes away with all files: Colab, or a RunPod pod."""
+    """Return whether this machine's provider may end it and delete its files: Colab, or a RunPod pod."""
     return "google.colab" in sys.modules or "RUNPOD_POD_ID" in os.environ
 
 

@@ -20,7 +20,7 @@ class Place:
     keeps: str
     """What happens to files when the machine ends, and which `store` keeps them: a sentence for the user."""
     get_gpu: str = "rent one with an NVIDIA GPU"
-    """Where to click for a GPU."""
+    """How to get a GPU."""
     env: tuple[str, ...] = ()
     """Environment variables; the place is recognised if any of them is set."""
     paths: tuple[str, ...] = ()
@@ -64,7 +64,7 @@ def where(environment: Mapping[str, str] | None = None, root: Path = Path("/")) 
     """Return the place this process runs in; `LOCAL` if none is recognised."""
     names = os.environ if environment is None else environment
     try:
-        vendor = (root / "sys/class/dmi/id/sys_vendor").read_text()  # firmware vendor
+        vendor = (root / "sys/class/dmi/id/sys_vendor").read_text()
     except OSError:
         vendor = ""
     for place in PLACES:
@@ -80,7 +80,7 @@ def drive() -> Path:
 
 
 def volume(environment: Mapping[str, str] | None = None, root: Path = Path("/")) -> Path | None:
-    """Return a mounted, writable disk that outlives the machine; None if there is none."""
+    """Return a writable folder on a disk that outlives the machine; None if there is none."""
     pattern = where(environment, root).volumes
-    mounted = sorted(root.glob(pattern)) if pattern else []
-    return next((disk for disk in mounted if disk.is_dir() and os.access(disk, os.W_OK)), None)
+    disks = sorted(root.glob(pattern)) if pattern else []
+    return next((disk for disk in disks if disk.is_dir() and os.access(disk, os.W_OK)), None)

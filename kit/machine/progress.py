@@ -37,7 +37,7 @@ def is_interactive() -> bool:
 class ProgressLines(std.tqdm):
     """tqdm that writes lines: at most one per percent, and at most one in `LINE_EVERY_S` seconds.
 
-    The first update and the end are written at once.
+    The first update and the end are written immediately.
     """
 
     monitor_interval = 0  # no thread that redraws

@@ -1,7 +1,7 @@
 """NVIDIA Warp, configured before its first use. Import `wp` from here.
 
-Importing this module loads torch and Warp. It sets Warp's log level, the cache folder of compiled kernels and their
-format, machine code, unless the user has set them.
+Importing this module loads torch and Warp. It sets Warp's log level, the cache folder of compiled kernels, and their
+format (machine code), unless the user has set them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _init() -> None:
 
 if wp.config.kernel_cache_dir is None:
     wp.config.kernel_cache_dir = str(kernels().parent)
-if wp.config.cuda_output is None:  # PTX, Warp's default, is translated once more by the driver of each new machine
+if wp.config.cuda_output is None:  # the driver of each new machine compiles PTX, the default, again
     wp.config.cuda_output = "cubin"
 if wp.config.log_level == wp.LOG_INFO:
     wp.config.log_level = wp.LOG_WARNING

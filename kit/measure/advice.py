@@ -68,7 +68,7 @@ def advise(config: RunConfig, speed: Speed, machine: Machine | None = None) -> A
 def estimate(
     config: RunConfig, speed: Speed, machine: Machine | None = None, dollars_per_hour: float | None = None
 ) -> str:
-    """Estimate duration, with start and evaluations, and price, such as "about 2 min on this machine, free"."""
+    """Return duration (with start and evaluations) and price: "about 2 min on this machine (...), about $0.12"."""
     seconds = speed.seconds(config)
     price = cost(machine or describe(), seconds) if dollars_per_hour is None else dollars(dollars_per_hour, seconds)
     takes = f"about {duration(seconds)} on this machine ({speed.steps_per_s:,.0f} steps/s; with start and evaluations)"

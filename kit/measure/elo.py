@@ -27,12 +27,12 @@ def elo(won: Mapping[tuple[str, str], float], games: float) -> dict[str, float]:
         wins[opponent] += (1 - share) * games
     strength = dict.fromkeys(names, 1.0)
     for _ in range(ROUNDS):
-        met = {name: PRIOR_GAMES / (strength[name] + 1.0) for name in names}
+        divisor = {name: PRIOR_GAMES / (strength[name] + 1.0) for name in names}
         for player, opponent in won:
-            share = games / (strength[player] + strength[opponent])
-            met[player] += share
-            met[opponent] += share
-        new = {name: wins[name] / met[name] for name in names}
+            term = games / (strength[player] + strength[opponent])
+            divisor[player] += term
+            divisor[opponent] += term
+        new = {name: wins[name] / divisor[name] for name in names}
         change = max(abs(math.log(new[name] / strength[name])) for name in names)
         strength = new
         if change < TOLERANCE:

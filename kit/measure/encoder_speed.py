@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 BATCH, SMALL_BATCH = 16, 2
 SLOW_S = 0.1
-"""Seconds of a forward pass of `SMALL_BATCH` from which on that is the batch: large networks gain nothing from more."""
+"""If a forward pass of `SMALL_BATCH` takes more seconds, the measured batch is `SMALL_BATCH`: it is large enough."""
 BUDGET_S = 0.5
 """Duration of each speed measurement, s; it includes at least one pass."""
 ADAM = 4

@@ -34,7 +34,7 @@ PATIENCE_S = 60.0
 EVALUATION_ENVS = 20
 """Number of envs in the measured evaluation; a run uses as many for a task with physics (`kit.runs.evaluation`)."""
 TURNS = 8
-"""Physics and env are measured in turn, this many times each; the highest speed of each is reported."""
+"""Physics and env are measured alternately, this many times each; the highest speed of each is reported."""
 BENCH = {"n_steps": 128, "batch_size": 64, "n_epochs": 10}
 """PPO hyperparameters of `bench`, for 16 envs, as in the README's comparison; batch size and epochs are SB3's."""
 IMAGE_SIZE = 64

@@ -96,6 +96,7 @@ def p_values(configs: Sequence[Estimate]) -> dict[tuple[int, int], float]:
 
 
 def _welch(one: Estimate, other: Estimate) -> float:
+    """Return the p-value of Welch's t-test; 1 if an error is infinite, 0 if means without error differ."""
     error = math.hypot(one.error, other.error)
     if not 0 < error < math.inf:
         return float(error > 0 or one.mean == other.mean)

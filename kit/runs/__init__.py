@@ -1,6 +1,6 @@
 """Runs: start, resume, evaluate, export and publish them. `kit.runs(path_or_url)` lists the runs in a folder or store.
 
-A run is a directory with exactly resumable checkpoints (`kit.runs.directory` draws it).
+A run is a directory with exactly resumable checkpoints (`kit.runs.directory` lists its files).
 """
 
 from __future__ import annotations

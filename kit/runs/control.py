@@ -9,7 +9,7 @@ from typing import Literal, cast, get_args
 
 Command = Literal["pause", "unpause", "stop", "checkpoint"]
 ON_REQUEST = "stopped on request"
-"""Why a run ended that got the command "stop"."""
+"""Reason of a run that ended because of the command "stop"."""
 
 
 def request(run_path: Path, command: Command) -> None:

@@ -10,7 +10,7 @@ runs/<name>/
   tb/                TensorBoard events, the numbers of metrics.jsonl
   checkpoints/step_000100352/   see kit.format.checkpoint
   replay/            segments of off-policy data, shared by checkpoints
-  frozen/            frozen weights (never trained), shared by checkpoints and policies
+  frozen/            frozen weights (never trained) and datasets, shared by checkpoints and policies
   policies/          up to 20 policies kept from evaluations, without optimizer or env state
   best/              the policy with the best evaluation, saved like those in policies/
   videos/            mp4 files

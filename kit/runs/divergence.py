@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from kit.envs.divergence import Divergence
 
 SLOWER = 4
-"""Playback of a video: seconds of video per simulated second."""
+"""Slow motion of a video: seconds of video per simulated second."""
 
 
 def write(run_path: Path, step: int, divergence: Divergence) -> str:
-    """Write `divergence`, which happened in the iteration before `step`; return a sentence. Raises `OSError`."""
+    """Write `divergence` of the iteration before `step`; return a message for the user. Raises `OSError`."""
     folder = run_path / DIVERGENCES
     folder.mkdir(exist_ok=True)
     path = folder / f"step_{step:09d}_env_{divergence.env:04d}.safetensors"
-    if not path.exists():  # the first of this env in the iteration
+    if not path.exists():  # keep the first of this env in the iteration
         write_atomic(path, encode_tensors({name: rows.contiguous() for name, rows in divergence.rows.items()}))
     return (
         f"the physics of an env diverged before step {step:,}, in step {divergence.length:,} of its episode; "
@@ -61,7 +61,7 @@ def video_path(recording: Path) -> Path:
 def record_divergence(
     run: Run, size: int = 320, path: Path | None = None, camera: str | None = None, on_frame: Progress = no_progress
 ) -> Path:
-    """Record a video (mp4) of the run's newest divergence, `SLOWER` times as slow as it was; return its path.
+    """Record a video (mp4) of the run's newest divergence in slow motion (`SLOWER`); return its path.
 
     Raises `UserError` if no divergence was recorded. Needs the extra `video`.
     """
@@ -94,7 +94,7 @@ def record_divergence(
 
 
 def show(env: Any, row: dict[str, torch.Tensor]) -> None:
-    """Put `env`, a `TensorEnv` with one env, into a recorded state."""
+    """Set `env`, a `TensorEnv` with one env, to the recorded state `row`."""
     import torch
 
     randomizer, sim = env.randomizer, env.task.sim

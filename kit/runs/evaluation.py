@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kit import encoders, envs
 from kit.config import RunConfig
-from kit.errors import UserError
+from kit.errors import UserError, check_whole
 from kit.machine.settings import one_thread
 from kit.runs.opponents import make_env
 from kit.runs.run import Run, opened
@@ -40,10 +40,11 @@ With the suffix RATE, the mean of these sums is divided by the mean episode leng
 
 
 def during_training(config: RunConfig) -> RunConfig:
-    """Return `config` with the device of evaluations during training: that of training, but the CPU for robots.
+    """Return `config` with the device for evaluations during training: the CPU for physics without image observations.
 
-    A step of a few robots takes a GPU as long as one of thousands: on an H200 an evaluation of Ant took ten seconds, in
-    which it trains a million steps, and on two slow CPU cores it takes five. Images are rendered on the GPU.
+    A GPU needs as long for a step of a few robots as for one of thousands: an evaluation of Ant took ten seconds on an
+    H200, which trains a million steps in that time, and five seconds on two slow CPU cores. Image observations are
+    rendered on the training device.
     """
     env = envs.describe(config.env, config.env_options)
     images = encoders.sees_images(env.observation_space)
@@ -127,14 +128,13 @@ def evaluate(
 
     `scripted`: evaluate the task's scripted policy instead; a string names one of `Task.scripts`. The test
     episodes differ from the training episodes and from the validation episodes, which selected the best policy.
-    `env_options`: changes of the run's own, such as {"randomize": {"friction": [0.2, 0.2]}}. `trust` as in
+    `env_options`: options that replace the run's own, such as {"randomize": {"friction": [0.2, 0.2]}}. `trust` as in
     `kit.resume`.
 
     Returns {"episodes", "mean_return", "std_return", "success_rate" (None if the task does not define success),
     "mean_length" (env steps)}, and the task's own metrics (`Task.info`), such as Reach's "within_5cm".
     """
-    if isinstance(episodes, bool) or not isinstance(episodes, int) or episodes < 1:
-        raise UserError(f"episodes={episodes!r} must be a whole number of at least 1.")
+    check_whole("episodes", episodes, 1)
     run = opened(run, trust)
     evaluator = Evaluator(elsewhere(run.config, env_options), episodes)
     with one_thread():
@@ -146,7 +146,7 @@ def evaluate(
 
 
 def elsewhere(config: RunConfig, env_options: Mapping[str, Any] | None) -> RunConfig:
-    """Return `config` on the CPU, with changes of its `env_options`."""
+    """Return `config` with device "cpu" and with `env_options` in place of its own options of the same names."""
     return config.replace(device="cpu", env_options={**config.env_options, **(env_options or {})})
 
 

@@ -14,7 +14,7 @@ from kit.runs.run import Run
 def example(name: str = "go1", runs_dir: str | Path = "runs") -> Run:
     """Copy the example run `name` into `runs_dir`, unless a run of this name is there; return the run.
 
-    "go1" is a robot dog, trained with domain randomisation; its best policy and two earlier ones are kept.
+    "go1" is a robot dog, trained with domain randomisation; it has its best policy and two earlier ones.
     """
     examples = {path.name: path for path in (Path(kit.__file__).parent / "examples").iterdir()}
     if name not in examples:

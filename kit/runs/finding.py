@@ -111,7 +111,7 @@ def locate_step(text: str | Path, runs_dir: str) -> tuple[Run, int | str | None]
 
 
 def locate_unfinished(runs_dir: str, store: str | None = None, max_gb: float = 8.0) -> tuple[Run, dict[str, Any]]:
-    """Like `locate`, for the latest unfinished run in `runs_dir`, or else in `store`. Skips trials that were pruned."""
+    """Find the latest unfinished run in `runs_dir`, or else in `store`, as `locate` does. Skips pruned trials."""
     for run in local_runs(runs_dir):
         now = run.status()
         if now["state"] in ("interrupted", "failed") and now["phase"] != "pruned":

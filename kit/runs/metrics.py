@@ -1,4 +1,4 @@
-"""Write metrics.jsonl: one row per log of the trainer and per evaluation. Write the same rows as TensorBoard events."""
+"""Write metrics.jsonl (one row each time the trainer logs or evaluates) and the same rows as TensorBoard events."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard.writer import SummaryWriter
 
 CLOCK = ("time/", "gpu/")
-"""Prefixes of columns that depend on the machine. An interruption of the run changes no other columns."""
+"""Prefixes of columns that measure time or the GPU. An interruption of the run changes only these columns."""
 
 
 class Metrics:
@@ -122,7 +122,7 @@ class Events:
 
 
 def row_logger(metrics: Metrics, extra_columns: Callable[[], Mapping[str, Any]] = dict) -> Logger:
-    """Return a Stable-Baselines3 logger; each dump adds one row, with the columns that `extra_columns()` returns."""
+    """Return a Stable-Baselines3 logger; each dump adds one row: the logged values and `extra_columns()`."""
     from stable_baselines3.common.logger import KVWriter, Logger
 
     class Rows(KVWriter):

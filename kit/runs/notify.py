@@ -1,8 +1,8 @@
-"""A message by mail, ntfy, Slack, Discord or another service when a run ends: the environment variable KIT_NOTIFY.
+"""When a run ends, send a message (mail, ntfy, Slack, Discord, ...) to the URLs in KIT_NOTIFY.
 
-KIT_NOTIFY holds one or several URLs of the library Apprise, separated by spaces, such as ntfy://my-topic,
-mailto://me:password@gmail.com, slack://..., discord://..., or json://host/path for a webhook. It is not a field of
-RunConfig, because it holds secrets, and configs are copied to stores and published with policies.
+This environment variable holds one or several URLs of the library Apprise, separated by spaces, such as
+ntfy://my-topic, mailto://me:password@gmail.com, slack://..., discord://..., or json://host/path for a webhook. It is
+not a field of RunConfig, because it holds secrets, and configs are copied to stores and published with policies.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def send(name: str, status: dict[str, Any]) -> None:
 
 
 def text(status: dict[str, Any]) -> str:
-    """Return a run's end in a sentence, such as "done: 100,352 steps, 97 % success, after 2 min"."""
+    """Describe how a run ended, such as "done: 100,352 steps, 97 % success, after 2 min"."""
     from kit.measure.speed import duration  # imports torch
 
     parts = [status["message"] or status["state"]]

@@ -6,7 +6,6 @@ import json
 import platform
 import subprocess
 import time
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +31,11 @@ def read(run_path: Path) -> list[dict[str, Any]]:
 def current() -> dict[str, Any]:
     """Return time, package versions, Python, system, processor, cores, GPUs and commit of this process."""
     from kit.machine import gpu, usable_cores
-    from kit.machine.info import cpu_model
+    from kit.machine.info import cpu_model, version
 
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "versions": {name: version for name in PACKAGES if (version := _version(name))},
+        "versions": {name: installed for name in PACKAGES if (installed := version(name))},
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "processor": cpu_model(),
@@ -44,13 +43,6 @@ def current() -> dict[str, Any]:
         "cards": [device.name for device in gpu.gpus()],
         "commit": _commit(),
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _commit() -> str | None:

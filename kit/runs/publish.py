@@ -89,7 +89,7 @@ def push(
 
 
 def _to_folder(run: Run, to: Path, step: int | str | None, episodes: int) -> Path:
-    """Write the files of a model repository to the folder `to`, which kit wrote or which is empty; return it."""
+    """Write the files of a model repository to the folder `to`; return it. Raises `UserError` if `to` holds others."""
     card = to / "README.md"
     if to.exists() and any(to.iterdir()) and MARK not in (card.read_text() if card.exists() else ""):
         raise UserError(f"url={str(to)!r} holds files that kit did not write; name another folder.")
@@ -104,7 +104,7 @@ def _to_folder(run: Run, to: Path, step: int | str | None, episodes: int) -> Pat
 
 
 def files(run: Run, repo: str, step: int | str | None, episodes: int, folder: Path) -> dict[str, Path | bytes]:
-    """Make the files of the model repository `repo` (user/model; "" if they stay in a folder); return them by name."""
+    """Make the files of the model repository `repo` ("user/model", or "" for a local folder); return name -> file."""
     config, number = run.config, run.find(step).step
     trainer = run.policy(number)
     if not opens_in_sb3(trainer):
@@ -136,7 +136,7 @@ def files(run: Run, repo: str, step: int | str | None, episodes: int, folder: Pa
 
 
 def _without_download(card: str) -> str:
-    """Return the model card with examples that read the files beside it instead of downloading them."""
+    """Return the model card with examples that read local files instead of downloading them."""
     card = re.sub(r"from huggingface_hub import .*\n", "", card)
     return re.sub(r'hf_hub_download\("", ("[^"]*")\)', r"\1", card)
 
@@ -161,7 +161,7 @@ def model_card(
 ) -> str:
     """Return the model card in Markdown. `blocks`: (heading, example code) pairs; `contents`: the repository's files.
 
-    The `model-index` in its YAML header is the same as in huggingface_sb3; the Hub shows the score from it.
+    The `model-index` in its YAML header has huggingface_sb3's format; the Hub shows the score from it.
     """
     import yaml
 
@@ -199,7 +199,7 @@ def opens_in_sb3(trainer: Trainer) -> bool:
 
 
 def with_sb3(trainer: Trainer, about: dict[str, Any], algo: str, repo: str, name: str) -> str:
-    """Return the example for the SB3 zip. `about`: content of its JSON file; `repo`: user/model; `name`: file stem."""
+    """Return example code for the SB3 zip. `about`: content of its JSON file; `repo`: user/model; `name`: file stem."""
     stock = algorithm.find(algo).stock
     names = {"package": stock.__module__.partition(".")[0], "algo": stock.__name__, "repo": repo, "name": name}
     lines, obs = [SB3.format(**names)], "observation"
@@ -215,7 +215,7 @@ def with_sb3(trainer: Trainer, about: dict[str, Any], algo: str, repo: str, name
 
 
 def with_onnx(about: dict[str, Any], repo: str, name: str) -> str:
-    """Return the example for the ONNX file; arguments as in `with_sb3`."""
+    """Return example code for the ONNX file; arguments as in `with_sb3`."""
     lines, inputs = [ONNX.format(repo=repo, name=name)], [f'"{i["name"]}": {_field(i)}[None]' for i in about["inputs"]]
     if about["memory"]:
         zeros = [f'"{state["name"]}": np.zeros({(1, *state["shape"])}, "float32")' for state in about["memory"]]

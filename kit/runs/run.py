@@ -137,7 +137,7 @@ class Run:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes on this machine's disk."""
+        """Size of the files in the run directory, in bytes."""
         return sum(file.lstat().st_size for file in self.path.rglob("*") if not file.is_symlink() and file.is_file())
 
     def copies(self) -> str:
@@ -248,7 +248,7 @@ class Run:
         return bool(saved.numbers().get("session", {}).get("untrained", self.parent is None))
 
     def steps(self) -> list[int]:
-        """Return the steps of all policies that can be loaded, including step 0 unless the run had a warm start."""
+        """Return the steps of all policies that can be loaded. Without a warm start, step 0 is always among them."""
         first = set() if self.parent else {0}
         return sorted(first | {saved.step for saved in self.policies()})
 

@@ -28,7 +28,7 @@ EMPTY: dict[str, Any] = {
     "eta_s": None,
     "mean_return": None,
     "success_rate": None,
-    "measured_in": None,  # of mean_return and success_rate: "training", "evaluation" or "final test"
+    "measured_in": None,  # where mean_return and success_rate come from: "training", "evaluation", "final test"
     "gpu": None,  # {"rollout": …, "update": …}: GPU use in this session, see kit.machine.gpu.Summary
     "checkpoint": None,  # {"step", "time"} of the last checkpoint verified on this machine
     "store": None,  # {"url", "step", "time", "state", "error"}: the last checkpoint verified in the store
@@ -85,11 +85,10 @@ class Status:
         with self._lock:
             self.values["updated"] = time.time()
             self.values["store"] = read_json(self._path / ".sync.json") or self.values["store"]
+            self.written = False
             with contextlib.suppress(OSError):
                 write_atomic(self._path / "status.json", json.dumps(self.values, indent=1), durable=False)
                 self.written = True
-                return
-            self.written = False
 
 
 def exit_code(state: str) -> int:

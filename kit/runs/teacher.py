@@ -75,7 +75,7 @@ class PolicyTeacher:
         return action
 
     def own_obs(self, obs: Obs) -> Obs:
-        """Convert `obs`, the entries of the group "teacher", to what the teacher's own env delivers: a Dict or not."""
+        """Convert `obs`, the entries of the group "teacher", to the form of the teacher's own env: dict or tensor."""
         return pick(obs, tuple(obs)) if self._bare and isinstance(obs, dict) else obs
 
     def restart(self, done: torch.Tensor) -> None:
@@ -93,7 +93,7 @@ class PolicyTeacher:
 
 
 class _GroupPlayer:
-    """Plays the policy of `teacher` in a student's env, on the entries `names` of its observation."""
+    """Plays the policy of `teacher` in a student's env. The policy sees the observation entries `names`."""
 
     def __init__(self, teacher: PolicyTeacher, names: tuple[str, ...] | None) -> None:
         self._teacher, self._names = teacher, names
@@ -130,7 +130,7 @@ def _read(config: RunConfig) -> tuple[RunConfig, dict[str, Any]]:
 
 
 def check(config: RunConfig, env: Spaces, trust: bool) -> None:
-    """Raise `UserError` if the teacher of `config` cannot teach in `env`, without making envs."""
+    """Raise `UserError` if the teacher of `config` does not fit `env`. Makes no envs."""
     if config.teacher is None or config.teacher.partition(":")[0] == SCRIPTED:
         return
     run = opened(locate_step(config.teacher, config.runs_dir)[0], trust)
@@ -154,5 +154,5 @@ def check_spaces(config: RunConfig, teacher: RunConfig, env: Spaces | BatchEnv) 
             )
 
 
-def _teacher_space(env: Spaces | BatchEnv, nested: bool) -> Space:
-    return pick_space(env.observation_space, env.obs_groups.get(TEACHER), bare=not nested)
+def _teacher_space(env: Spaces | BatchEnv, as_dict: bool) -> Space:
+    return pick_space(env.observation_space, env.obs_groups.get(TEACHER), bare=not as_dict)

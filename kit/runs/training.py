@@ -34,7 +34,7 @@ LONG_ITERATION_S = 1.0
 """After an iteration longer than this, the state is copied, so that the next one can be interrupted. Without a copy, an
 iteration is completed before the session stops."""
 PATIENCE_S, HURRIED_PATIENCE_S = 60.0, 3.0
-"""Seconds during which a session's last checkpoint is retried on a failing disk: normally, and after a signal."""
+"""Seconds to retry a session's last checkpoint on a failing disk: normally, and after a signal."""
 TESTED = "test/step"
 """Metrics column: the step of the policy that was tested at the end of training."""
 POLICIES = 20
@@ -120,7 +120,8 @@ class Training:
         """Load the newest intact checkpoint into the trainer; return it and its `session` component.
 
         Damaged checkpoints that are newer are reported and renamed. If every checkpoint is damaged, use the newest one
-        in which only replay data is damaged. Raises `UserError` if there is none: a run never restarts from scratch.
+        in which only replay data is damaged. Without checkpoints, return (None, {}). Raises `UserError` if all are
+        unusable: a run with checkpoints never restarts from scratch.
         """
         saved = checkpoint.committed(self.run.path / "checkpoints")[::-1]
         damages: dict[int, str] = {}
@@ -234,12 +235,12 @@ class Training:
             return
         columns = {f"eval/{name}": value for name, value in result.items() if value is not None}
         if self.config.teacher is not None and self._last_eval < 0:
-            taught_by: Any = self.trainer
+            trainer: Any = self.trainer  # only some algorithms have a teacher
             self.status.set(phase="evaluating the teacher")
-            score = self._evaluator(taught_by.teacher.player(self._evaluator.env), self._should_stop)
-            if score is None:
+            taught = self._evaluator(trainer.teacher.player(self._evaluator.env), self._should_stop)
+            if taught is None:
                 return
-            columns |= {f"teacher/{name}": value for name, value in score.items() if value is not None}
+            columns |= {f"teacher/{name}": value for name, value in taught.items() if value is not None}
         self._last_eval, self._unsaved_eval = self.step, True
         self.metrics.add(self.step, columns)
         policy = {**self.trainer.policy_state(), "evaluation": result}
@@ -253,7 +254,7 @@ class Training:
         self.status.set(phase="training")
 
     def _test(self) -> None:
-        """Test the best policy once, in other episodes than those that selected it. Raises `Interrupted` if stopped."""
+        """Test the best policy once, on episodes that did not select it. Raises `Interrupted` if stopped."""
         from kit.runs.evaluation import Evaluator
 
         self._try(self._keep_best)
@@ -292,9 +293,9 @@ class Training:
             self._notify(f"a policy could not be kept ({error.strerror}); training goes on")
 
     def _keep_best(self) -> None:
-        """Save the best policy, unless it is saved. Raises `OSError`, for example if the disk is full.
+        """Save the best policy, unless it is saved already. Raises `OSError`, for example if the disk is full.
 
-        Called before each checkpoint too: a checkpoint holds the best score, so its policy must be there.
+        Called before each checkpoint too: a checkpoint holds the best score, so the policy must be on disk first.
         """
         if self._unkept_best is not None:
             self._keep_policy("best", *self._unkept_best, 1)
@@ -325,7 +326,7 @@ class Training:
         return due or self._requests.checkpoint
 
     def _save(self, step: int, state: dict[str, Any]) -> None:
-        """Hand a copy of the state at `step` to the writer."""
+        """Hand `state`, a copy made at `step`, to the writer thread. Raises `OSError`."""
         self.writer.wait()
         self._keep_best()
         if self.writer.error is not None:

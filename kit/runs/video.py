@@ -51,7 +51,7 @@ class View(NamedTuple):
     """A policy of `run`, seen by one camera (default: the task's first).
 
     `step` as in `Run.policy`; 0 is the initial policy. Actions are deterministic; an untrained policy's are sampled.
-    `env_options`: changes of the run's own, as in `kit.evaluate`.
+    `env_options` as in `kit.evaluate`.
     """
 
     run: Run
@@ -75,8 +75,8 @@ def record(
     """Record a video (mp4) of the policy of `step`; return its path.
 
     Cameras are side by side, each `size` x `size` pixels. `episodes`: how many, or a list of episode numbers. The
-    default path is `videos/step_<step>.mp4` in the run, or `videos/chosen/step_<step>.mp4` for a list of episodes and
-    with `env_options`, which are changes of the run's own. Needs the extra `video`. `trust` as in `kit.resume`.
+    default path is `videos/step_<step>.mp4` in the run, or `videos/chosen/step_<step>.mp4` for a list of episodes or
+    with `env_options`. `env_options` as in `kit.evaluate`, `trust` as in `kit.resume`. Needs the extra `video`.
     """
     run = opened(run, trust)
     saved = run.find_or_new(step)
@@ -116,12 +116,11 @@ def record_random(env: str, env_options: Mapping[str, Any], path: Path, size: in
 def failures_first(run: Run, step: int | str | None = None, among: int = AMONG) -> tuple[list[int], str]:
     """Play the first `among` episodes; return their numbers, and a sentence such as "3 of 50 episodes failed".
 
-    The numbers are in order: failures, then successes, each by increasing return. Starts no episode after `SEARCH_S`
-    seconds. The numbers are valid as `record(episodes=...)`. The process keeps the result for a saved policy. Raises
-    `UserError`.
+    Failures come first, then successes, each by increasing return. Starts no episode after `SEARCH_S` seconds. Pass the
+    numbers to `record(episodes=...)`. Results of saved policies are cached in memory. Raises `UserError`.
     """
     saved = run.find_or_new(step)
-    if saved is None or run.is_untrained(saved):  # its actions are random
+    if saved is None or run.is_untrained(saved):  # its actions are sampled: do not cache the result
         return _search(run, step, among)
     key = (saved.path, saved.path.stat().st_mtime_ns, among)
     if key not in _searches:
@@ -130,7 +129,7 @@ def failures_first(run: Run, step: int | str | None = None, among: int = AMONG) 
 
 
 _searches: dict[tuple[Path, int, int], tuple[list[int], str]] = {}
-"""Results of `failures_first`: (checkpoint, its time, `among`) -> result."""
+"""Cache of `failures_first`: (path of the checkpoint, its mtime in ns, `among`) -> result."""
 
 
 @one_thread()
@@ -166,14 +165,14 @@ def render_video(
     `UserError` and then leaves no file.
     """
     began = time.time()
-    with _alone(path):
+    with _locked(path):
         if not (path.exists() and path.stat().st_mtime >= began):
             _render(views, path, episodes, size, on_frame)
     return path
 
 
 @contextmanager
-def _alone(path: Path) -> Iterator[None]:
+def _locked(path: Path) -> Iterator[None]:
     """Lock the video at `path` among this user's processes on this machine."""
     import fcntl
 
@@ -185,11 +184,11 @@ def _alone(path: Path) -> Iterator[None]:
 
 @one_thread()
 def _render(views: Sequence[View], path: Path, episodes: int | Sequence[int], size: int, on_frame: Progress) -> None:
-    policies: dict[tuple[Path, Any, str], list[View]] = {}
+    by_policy: dict[tuple[Path, Any, str], list[View]] = {}
     for view in views:
-        policies.setdefault((view.run.path, view.step, repr(view.env_options)), []).append(view)
+        by_policy.setdefault((view.run.path, view.step, repr(view.env_options)), []).append(view)
     seed = views[0].run.config.seed + EVAL_SEED  # the same episodes for all, also if their runs have other seeds
-    players = [_Player(views, seed) for views in policies.values()]
+    players = [_Player(same_policy, seed) for same_policy in by_policy.values()]
     shape = (size * -(-len(views) // COLUMNS), size * min(COLUMNS, len(views)))
     numbers = range(episodes) if isinstance(episodes, int) else episodes
     try:
@@ -222,10 +221,10 @@ def writing(path: Path, shape: tuple[int, int], fps: float) -> Iterator[Callable
 
 def timing(env: BatchEnv) -> tuple[int, float, int]:
     """Return env steps per frame, frames per second, and the maximum number of frames of an episode."""
-    rate = env.video_speed / env.control_dt_s
-    stride = max(1, round(rate / FPS))
+    steps_per_s = env.video_speed / env.control_dt_s
+    stride = max(1, round(steps_per_s / FPS))
     max_s = float(os.environ.get("KIT_FILM_S", MOST_S))
-    return stride, rate / stride, min(-(-env.episode_steps // stride), round(max_s * rate / stride))
+    return stride, steps_per_s / stride, min(-(-env.episode_steps // stride), round(max_s * steps_per_s / stride))
 
 
 def _frames(players: list[_Player], episodes: Sequence[int], size: int, on_frame: Progress) -> Generator[np.ndarray]:
@@ -258,7 +257,7 @@ def _grid(players: Sequence[_Player], size: int) -> np.ndarray:
 
 
 def check_camera(camera: str, env: BatchEnv, run: Run) -> None:
-    """Raise `UserError` if `env`, the run's, has no such camera."""
+    """Raise `UserError` if `env`, an env of `run`, has no camera named `camera`."""
     if camera not in env.cameras:
         available = ", ".join(env.cameras) or "none"
         raise UserError(f"camera={camera!r} is not one of {run.config.env}'s; it has {available}.")

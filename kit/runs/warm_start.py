@@ -1,4 +1,4 @@
-"""Warm start: start a run from a pretrained policy, which another run or a Stable-Baselines3 zip contains.
+"""Warm start: start a run from a pretrained policy of another run or from a Stable-Baselines3 zip.
 
 Another run provides its config (unless the caller passes one), its policy, the normaliser's statistics and, if the step
 has a full checkpoint (not only a policy) and the algorithm is the same, the optimizer's state. Counters, random
@@ -109,9 +109,9 @@ def _branch_config(parent: RunConfig, changes: dict[str, Any]) -> RunConfig:
     if isinstance(config.n_envs, int) and config.n_envs != parent.n_envs and config.algo == parent.algo:
         kept = with_n_envs(parent, config.n_envs).overrides
     overrides = {**kept, **mappings["overrides"]}
-    theirs, mine = (each.get("policy_kwargs") for each in (kept, mappings["overrides"]))
-    if isinstance(theirs, dict) and isinstance(mine, dict):
-        overrides["policy_kwargs"] = theirs | mine
+    old, new = (each.get("policy_kwargs") for each in (kept, mappings["overrides"]))
+    if isinstance(old, dict) and isinstance(new, dict):
+        overrides["policy_kwargs"] = old | new
     return config.replace(overrides=overrides, env_options={**options, **mappings["env_options"]})
 
 

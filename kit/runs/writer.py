@@ -68,7 +68,7 @@ class Writer:
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait for the checkpoint in progress. An `OSError` of the thread is in `error`; others are raised here."""
+        """Wait for the checkpoint in progress. Its `OSError` is stored in `error`; other errors are raised here."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -87,7 +87,7 @@ class Writer:
 
     def _write(self, step: int, state: State, replay: Segment | None, oldest_row: int) -> None:
         rows = replay.rows if replay else {}
-        # after a "disk full" error, do not trust the reported free space, which ignores quotas
+        # the reported free space ignores quotas: after a "disk full" error, keep only the newest checkpoint
         disk_full = self.error is not None and self.error.errno in FULL
         self._retire(NO_LIMIT if disk_full else checkpoint.size_of({**state, REPLAY: rows}))
         segments = self._segments

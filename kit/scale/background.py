@@ -44,7 +44,7 @@ class Jobs(Protocol):
 
 
 class Background(Generic[Outcome]):
-    """A batch or search that `background=True` has started in a thread; `wait()` returns its outcome.
+    """A batch or search in a thread, started by `kit.launch_batch` or `kit.launch_sweep`; `wait()` returns its outcome.
 
     Runs are processes of their own. If this process ends, they go on; jobs that wait for a slot start when the batch is
     started again.
@@ -68,7 +68,7 @@ class Background(Generic[Outcome]):
         self._thread = threading.Thread(target=self._run, name=f"jobs-{title}", daemon=True)
 
     def start(self) -> Background[Outcome]:
-        """Start the thread; return self, or the one with this title that is still at work (a cell is run twice)."""
+        """Start the thread; return self, or the object of this title that is still at work (if a cell runs twice)."""
         known = self._started.get(self.title)
         if known is not None and known.is_working:
             return known
@@ -90,7 +90,7 @@ class Background(Generic[Outcome]):
         return "" if error is None or isinstance(error, KeyboardInterrupt) else str(error) or type(error).__name__
 
     def rows(self) -> list[JobRow]:
-        """Return the jobs. Once the thread has ended, jobs that wait say what starts them."""
+        """Return the jobs. Once the thread has ended, the message of a job that still waits is `LEFT_OVER`."""
         rows = self._rows(self.latest)
         return rows if self.is_working else [_left_over(row) for row in rows]
 
@@ -161,7 +161,7 @@ class Background(Generic[Outcome]):
 
 
 def _left_over(row: JobRow) -> JobRow:
-    """Return the row of a job that waited when the thread ended, with what starts it; other rows as they are."""
+    """Return the row with the message `LEFT_OVER` if its job still waits; other rows as they are."""
     is_waiting = row.path is None and row.values.get("state") == "waiting"
     return row._replace(values={**row.values, "message": LEFT_OVER}) if is_waiting else row
 

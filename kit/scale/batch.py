@@ -17,7 +17,6 @@ started the batch is killed.
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,7 +32,7 @@ from kit.runs.run import Run, opened
 from kit.runs.warm_start import warm_start
 from kit.scale.background import Background, JobRow, job_rows
 from kit.scale.work import KEYS, Engine, Results, StoredWork, bar, run_all
-from kit.stores import StoreError, lease, list_runs, open_store
+from kit.stores import lease, list_runs, open_store
 from kit.trust import mark_source, permit
 
 RUN_BYTES = 1_000_000_000
@@ -125,8 +124,8 @@ class Job(StoredWork):
         if self.run is None:
             state = {"state": "failed" if self.error else "waiting", "step": 0, "message": self.error or self.note}
             return {**dict.fromkeys(KEYS), **state, **total}
-        now = self.run.status()
-        return {key: now.get(key) for key in KEYS} | total
+        status = self.run.status()
+        return {key: status.get(key) for key in KEYS} | total
 
 
 @lru_cache
@@ -328,10 +327,9 @@ def check(jobs: Sequence[Job], elsewhere: bool = False) -> list[RunConfig]:
 
 
 def check_stores(stores: Iterable[str | None]) -> None:
-    """Raise `UserError` for the first unusable store. A store that does not answer is no error: jobs wait for it."""
+    """Raise `UserError` for the first store that cannot be written, or that does not answer."""
     for store in {store: None for store in stores if store is not None}:
-        with contextlib.suppress(StoreError):
-            open_store(store, write=True)
+        open_store(store, write=True)
 
 
 def slots(configs: Sequence[RunConfig], count: int, at_once: int | None) -> int:

@@ -35,7 +35,7 @@ FOOTNOTE = (
     "Hours of {}. Without a GPU: measured on this machine and scaled by the number of cores. With a GPU: known only if "
     "{} holds a run of this task and algorithm on the same kind of GPU."
 )
-"""Text under the table of machines, formatted with a text such as "one run", and with runs_dir."""
+"""Text under the table of machines; the placeholders are a text such as "one run", and runs_dir."""
 CATALOGUE = "~/.sky/catalogs/v8"
 SECRETS = {"hf": ("HF_TOKEN",), "s3": ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
 """URL scheme of a store -> environment variables with the store's keys. The task contains only their names."""
@@ -152,7 +152,7 @@ def launch(sky_task: dict[str, Any]) -> int:
 
 
 def secret_values(names: Iterable[str], others: Mapping[str, str | None] = MappingProxyType({})) -> dict[str, str]:
-    """Return the environment variables `names`, or else their values in `others`. Raises `UserError` without one."""
+    """Return values of environment variables, else from `others`. Raises `UserError` if one of `names` is missing."""
     values = {name: os.environ.get(name) or others.get(name) or "" for name in names}
     if missing := [name for name, value in values.items() if not value]:
         raise UserError(f"{missing[0]} is not set in this shell; the machine needs it to open the store.")
@@ -180,8 +180,8 @@ def plan(
 
     Without a GPU, the hours are computed from `speed`, measured on this machine, and scaled by the number of cores.
     With a GPU, the hours come from a run in `config.runs_dir` on the same kind of GPU, and are missing without such a
-    run. Each machine is listed with its cheapest offer. `folder`: SkyPilot's catalogue, unless `machines` are given in
-    its columns. Raises `UserError` if the catalogue is missing.
+    run. Each machine is listed with its cheapest offer. `folder`: SkyPilot's catalogue; `machines`: a table with the
+    same columns, used instead. Raises `UserError` if the catalogue is missing.
     """
     import pandas as pd
 

@@ -18,7 +18,7 @@ from kit.scale.cloud import secret_values
 GPUS = ("T4", "L4", "G4", "A100", "H100")
 """GPUs that `colab new` offers (google-colab-cli 0.7.5); which of them an account gets depends on its subscription."""
 MOST_HOURS = 24.0
-"""Colab's longest session."""
+"""Hours of Colab's longest session."""
 AROUND_S = 900.0
 """Seconds for the install before the first step and the uploads after the last one."""
 SECRETS = "/content/.kit-secrets"
@@ -34,16 +34,16 @@ for line in job.stdout:
     print(line, end="", flush=True)
 print({ended!r}, job.wait(), flush=True)
 '''
-"""What the machine runs. `colab exec` does not tell how a script ended, so the last line does."""
+"""Script that the machine runs. `colab exec` does not return its exit code, so the script's last line prints it."""
 
 
 def script(task: dict[str, Any]) -> str:
-    """Return the Python script for the machine; `task` is one of `kit.scale.cloud.task`."""
+    """Return the Python script for the machine. `task`: the result of `kit.scale.cloud.task`."""
     return SCRIPT.format(secrets=SECRETS, script=task["setup"] + task["run"], ended=ENDED)
 
 
 def commands(task: dict[str, Any], folder: str | Path, gpu: str | None, hours: float | None) -> list[list[str]]:
-    """Return the words after `colab` that rent the machine, upload the secrets, run the script and end the session.
+    """Return the arguments of four calls of `colab`: rent a machine, upload secrets, run the script, end the session.
 
     `folder` holds the files "secrets" and "job.py". Raises `UserError` for a GPU or a time that Colab lacks.
     """
@@ -68,12 +68,12 @@ def launch(task: dict[str, Any], gpu: str | None, hours: float | None) -> int:
     its arguments and the code it executes to a log. Raises `UserError` if `colab` or a secret is missing.
     """
     with tempfile.TemporaryDirectory(prefix="kit-colab-") as folder:
-        all_words = commands(task, folder, gpu, hours)
+        arguments = commands(task, folder, gpu, hours)
         colab = shutil.which("colab")
         if colab is None:
             raise UserError("colab is not on the PATH; install Google's command line: pipx install google-colab-cli.")
         secrets = secret_values(task.get("secrets", ()))
-        new, upload, execute, stop = ([colab, *words] for words in all_words)
+        new, upload, execute, stop = ([colab, *words] for words in arguments)
         Path(folder, "secrets").write_text("".join(f"{name}={value}\n" for name, value in secrets.items()))
         Path(folder, "job.py").write_text(script(task))
         if code := subprocess.run(new, check=False).returncode:

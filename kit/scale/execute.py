@@ -60,8 +60,8 @@ def _execute(folder: Path, job: dict[str, Any]) -> tuple[str, str]:
     except Exception as error:
         return "failed", f"{type(error).__name__}: {one_line(error)}"
     run = trained(parameters)
-    if run is not None and (now := run.status())["state"] != "finished":
-        return now["state"], now["message"]
+    if run is not None and (status := run.status())["state"] != "finished":
+        return status["state"], status["message"]
     return "finished", ""
 
 

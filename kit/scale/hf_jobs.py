@@ -22,7 +22,7 @@ IMAGE = "pytorch/pytorch:2.8.0-cuda12.8-cudnn9-runtime"
 ENDING_S = 300.0
 """Seconds for the last checkpoints and their uploads, at the end of the paid time."""
 LEAST_S = 900.0
-"""Least paid time: the install takes one to five minutes, and the ending as many."""
+"""Minimum paid time in seconds: installing kit takes one to five minutes, and so do the last uploads."""
 
 
 @dataclass(frozen=True)

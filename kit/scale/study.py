@@ -166,7 +166,7 @@ class TrialJob(Job):
     def should_restart(self) -> bool:
         """Return whether the run must be resumed, because it was killed or reached its session limit.
 
-        A trial that the user stops, as on the page of runs, is not: it counts as failed.
+        A trial that the user has stopped, for example on the page of runs, is not resumed: it counts as failed.
         """
         row = self.row()
         by_user = str(row["message"]).startswith(ON_REQUEST)
@@ -185,7 +185,7 @@ class Sweep:
     """A search in its current state: `table()` of trials, `best` config, and Optuna's `study`."""
 
     def __init__(self, plan: Plan, study: optuna.Study | None = None) -> None:
-        """`study`: by default made in memory from a copy of the journal, without disturbing a process that searches."""
+        """`study`: by default made in memory from a copy of the journal, which another process may be writing."""
         self.plan, self.study = plan, study or _study(plan, _MemoryJournal(journal(plan)))
 
     def __repr__(self) -> str:

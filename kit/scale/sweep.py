@@ -206,13 +206,13 @@ def _update(search: Sweep, opened: _OpenTrial) -> bool:
     """Report a trial's new scores to Optuna; stop the trial if Optuna prunes it. Return whether the trial has ended."""
     trial, job, work = opened.trial, opened.job, opened.work
     working = work.is_working()
-    now = work.row()
-    note = now["message"] if now["state"] == "waiting" else ""
+    row = work.row()
+    note = row["message"] if row["state"] == "waiting" else ""
     if note != trial.user_attrs.get("message", ""):  # `kit batch status` reads the note from the journal
         trial.set_user_attr("message", note)
-    if now["state"] == "waiting":
+    if row["state"] == "waiting":
         return False
-    scores, steps = now.get("scores", []), now["step"]
+    scores, steps = row.get("scores", []), row["step"]
     broken = next((f"its score was {score} at step {step:,}" for step, score in scores if not math.isfinite(score)), "")
     behind = False
     for step, score in [] if broken else scores[opened.reported :]:
@@ -227,13 +227,13 @@ def _update(search: Sweep, opened: _OpenTrial) -> bool:
         return False
     if broken:  # Optuna's sampler cannot use scores that are not finite
         _record(search, trial, "FAIL", None, steps, broken)
-    elif now["state"] == "finished" and scores:
+    elif row["state"] == "finished" and scores:
         _record(search, trial, "COMPLETE", scores[-1][1], steps)
     elif job.stopped:
         Status.mark_pruned(job.path)
         _record(search, trial, "PRUNED", None, steps, f"behind the others at step {steps:,}")
     else:
-        _record(search, trial, "FAIL", None, steps, work.error or now["message"] or "it was never evaluated")
+        _record(search, trial, "FAIL", None, steps, work.error or row["message"] or "it was never evaluated")
     return True
 
 
@@ -251,14 +251,14 @@ def _bar(trials: int) -> Iterator[Callable[[Sweep], None]]:
     begun = False
     with progress_bar(total=trials, unit="trial") as shown:
 
-        def show(now: Sweep) -> None:
+        def show(search: Sweep) -> None:
             nonlocal begun
-            states = [trial.state.name for trial in now.study.trials]
+            states = [trial.state.name for trial in search.study.trials]
             pruned, failed = states.count("PRUNED"), states.count("FAIL")
             done = states.count("COMPLETE") + pruned + failed
-            best = max((t.value for t in now.study.trials if t.value is not None), default=None)
+            best = max((t.value for t in search.study.trials if t.value is not None), default=None)
             text = f"{pruned} pruned" + (f", {failed} failed" if failed else "")
-            waiting = [t.user_attrs.get("message") for t in now.study.trials if t.state.name == "RUNNING"]
+            waiting = [t.user_attrs.get("message") for t in search.study.trials if t.state.name == "RUNNING"]
             text += "".join(f"; one waiting: {note}" for note in waiting if note)
             shown.set_description_str(text + (f", best {best:.3g}" if best is not None else ""), refresh=False)
             if not begun:

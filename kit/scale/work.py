@@ -51,7 +51,7 @@ class Engine:
 
     @classmethod
     def of(cls, content: dict[str, Any], **resources: Any) -> Engine:
-        """Make an engine from the entries of `content` with its fields' names; remove these entries from `content`.
+        """Make an engine from the entries of `content` that are named like its fields; remove them from `content`.
 
         `resources` other than None override them.
         """
@@ -87,7 +87,7 @@ class Work(Protocol):
 
 
 class StoredWork(Work, Protocol):
-    """Job with a folder, here or in its store. `look` returns the row from either place; `fetch` downloads results."""
+    """Job with a folder on this machine or in its store. `look` returns its row from either, `fetch` gets results."""
 
     @property
     def path(self) -> Path: ...
@@ -241,18 +241,18 @@ def bar(unit: str) -> Iterator[Callable[[Results], None]]:
     known = set[str]()
     with progress_bar(unit=unit, unit_scale=True) as shown:
 
-        def show(now: Results) -> None:
-            for row in now:
+        def show(results: Results) -> None:
+            for row in results:
                 if row["name"] not in known and row["state"] != "waiting":
                     known.add(row["name"])
                     add_earlier(shown, min(row["step"], row["total_steps"]))
-            done, failed, waiting = (now.of(state) for state in ("finished", "failed", "waiting"))
-            text = f"{done} of {len(now)} done, {len(now) - done - failed - waiting} at work"
+            done, failed, waiting = (results.of(state) for state in ("finished", "failed", "waiting"))
+            text = f"{done} of {len(results)} done, {len(results) - done - failed - waiting} at work"
             text += f", {failed} failed" if failed else ""
-            notes = Counter(row["message"] for row in now if row["state"] == "waiting" and row["message"])
+            notes = Counter(row["message"] for row in results if row["state"] == "waiting" and row["message"])
             text += "".join(f"; {count} waiting: {note}" for note, count in notes.most_common(2))
-            shown.total = sum(row["total_steps"] for row in now)
+            shown.total = sum(row["total_steps"] for row in results)
             shown.set_description_str(text, refresh=False)
-            shown.update(sum(min(row["step"], row["total_steps"]) for row in now) - shown.n)
+            shown.update(sum(min(row["step"], row["total_steps"]) for row in results) - shown.n)
 
         yield show

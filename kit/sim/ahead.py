@@ -1,4 +1,4 @@
-"""Compile the kernels of a first step on all cores. Left alone, Warp compiles each when it is launched, one by one."""
+"""Compile the kernels of a step on all cores. By default, Warp compiles each kernel at its first launch, one by one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def compile_together(step: Callable[[], object], device: wp.Device) -> None:
 def only_listing() -> Iterator[list[tuple[wp.Module, int]]]:
     """Launch no kernel inside; list (module, threads per block) of those that would be launched.
 
-    The body of a loop runs once, and both branches of a condition, since what decides is not computed.
+    The Python code of a loop's body and of both branches of a condition runs once: the condition is not computed.
     """
     needed: list[tuple[wp.Module, int]] = []
 
@@ -48,8 +48,8 @@ def only_listing() -> Iterator[list[tuple[wp.Module, int]]]:
 
     this_thread = threading.get_ident()
 
-    def here(stand_in: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
-        """Other threads may launch kernels meanwhile, such as a viewer's."""
+    def in_this_thread(stand_in: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that calls `stand_in` in this thread and `original` in others, such as a viewer's."""
 
         def chosen(*arguments: Any, **named: Any) -> Any:
             return (stand_in if threading.get_ident() == this_thread else original)(*arguments, **named)
@@ -63,5 +63,5 @@ def only_listing() -> Iterator[list[tuple[wp.Module, int]]]:
         ):  # fmt: skip
             original = getattr(owner, name)
             stack.callback(setattr, owner, name, original)
-            setattr(owner, name, here(stand_in, original))
+            setattr(owner, name, in_this_thread(stand_in, original))
         yield needed

@@ -13,9 +13,9 @@ _PLANE, _SPHERE, _CAPSULE, _BOX = (
 _CONTACTS = {(_PLANE, _SPHERE): 1, (_SPHERE, _SPHERE): 1, (_SPHERE, _CAPSULE): 1, (_PLANE, _CAPSULE): 2,
              (_CAPSULE, _CAPSULE): 2, (_BOX, _BOX): 8}  # fmt: skip
 _CONTACTS_OF_OTHERS = 4
-_MOST_CONTACTS = 64
-"""Upper limit of contacts per world, on average over all worlds, which share one buffer: a few may have more. Worlds
-rarely need as many."""
+_MAX_CONTACTS = 64
+"""Upper limit of contacts per world, more than worlds usually need. It limits the average over all worlds: they share
+one buffer, so a few worlds may have more."""
 
 
 class Capacity(NamedTuple):
@@ -34,7 +34,7 @@ def capacity(model: mujoco.MjModel) -> Capacity:
     """
     pairs = [(a, b, max(model.geom_condim[a], model.geom_condim[b])) for a, b in touching_pairs(model)]
     pairs += zip(model.pair_geom1, model.pair_geom2, model.pair_dim, strict=True)
-    contacts = _numeric(model, "max_contacts") or min(sum(_contacts(model, a, b) for a, b, _ in pairs), _MOST_CONTACTS)
+    contacts = _numeric(model, "max_contacts") or min(sum(_contacts(model, a, b) for a, b, _ in pairs), _MAX_CONTACTS)
     rows = contacts * max((_rows(model, dim) for _, _, dim in pairs), default=0)
     rows += 2 * int(model.jnt_limited.sum()) + 2 * int(model.tendon_limited.sum()) + 6 * model.neq
     rows += int((model.dof_frictionloss > 0).sum()) + int((model.tendon_frictionloss > 0).sum())

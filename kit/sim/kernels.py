@@ -58,7 +58,7 @@ def recording(device: torch.device) -> Iterator[wp.ScopedCapture]:
     """Record the launches inside as a CUDA graph; afterwards the yielded object's `graph` holds it.
 
     torch's default stream cannot be recorded, so another torch stream is used, not one of Warp's: Warp's streams are
-    "blocking", and another thread that uses the default stream during a recording would spoil it (CUDA error 906).
+    "blocking", and another thread that uses the default stream during a recording would make it fail (CUDA error 906).
     """
     stream = _side_stream(device) if device.type == "cuda" else nullcontext()
     with stream, beside_torch(device), no_garbage_collection(), wp.ScopedCapture(force_module_load=False) as capture:

@@ -52,8 +52,10 @@ class Renderer:
     def __init__(self, model: mujoco.MjModel, n: int, cameras: Sequence[Camera], height: int, width: int,
                  device: torch.device | str = "cpu", *, shadows: bool = False,
                  threads: int | None = None, recoloured: Sequence[int] | None = None) -> None:  # fmt: skip
-        """`recoloured`: numbers of the geoms to which "geom_rgba" of `render` may give other colours than the model's.
-        Without it, images with "geom_rgba" are rendered without the cache, because any geom may look different."""
+        """`recoloured`: ids of the geoms to which "geom_rgba" of `render` may give other colours than the model's.
+
+        Without it, images with "geom_rgba" are rendered without the cache, because any geom may look different.
+        """
         self.model, self.n, self.device = model, n, numbered(device)
         self.cameras, self.height, self.width = tuple(cameras), height, width
         for name, value in {"n": n, "height": height, "width": width}.items():

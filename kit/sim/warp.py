@@ -8,7 +8,7 @@ Reproducibility:
    branched trees are atomic sums. So the last bits (about 1e-7, relative) change from run to run, and chaotic motion
    amplifies the differences. Two runs from one checkpoint are therefore statistically equal, not numerically. Only an
    unbranched chain without contacts and with at most one active constraint is repeatable. `deterministic=True` fixes
-   the order of the sums, at a cost, but not the order of the lists.
+   the order of the sums, which is slower, but not the order of the lists.
  - One step agrees with MuJoCo in C to float32 accuracy, not to the bit.
 Source: the code of MuJoCo Warp 4.0.0; tests/sim/test_cuda.py checks it on a GPU.
 """

@@ -32,7 +32,7 @@ class BucketStore(Store):
         self._scheme = url.split("://")[0].lower()
         options: dict[str, Any] = {"use_listings_cache": False}
         if self._scheme in _S3:
-            if not find_spec("s3fs"):  # pip takes the newest, and with it an fsspec that others on Colab cannot use
+            if not find_spec("s3fs"):  # the newest s3fs needs an fsspec that other packages on Colab do not accept
                 fits = f"s3fs=={fsspec.__version__}"
                 raise UserError(f"store={url!r} needs s3fs; pip install '{fits}', which fits this machine's fsspec.")
             retries = {"max_attempts": 2, "mode": "standard"}

@@ -70,7 +70,7 @@ class Copier:
         self._put_bytes = 0
         """Bytes uploaded since the last squash (`_squash`), including those of earlier sessions."""
         self.note: str | None = None
-        """Why old versions were not deleted. A note, not an error."""
+        """Why the history was not squashed (`_squash`). Not an error."""
 
     def run_pass(self, final: bool = False) -> dict[str, Any]:
         """Copy the newest checkpoint, metrics, status, best policy and videos, as far as the commit rate allows.
@@ -119,8 +119,10 @@ class Copier:
             self._put(files, outdated, message, page)
 
     def _squash(self, stored: dict[str, int]) -> dict[str, int]:
-        """Delete the store's old versions if they are large. Return a new listing of the run's files, so that this pass
-        uploads any that the deletion has lost."""
+        """Delete the store's old versions of files if they are large (`HISTORY`); then return a new listing.
+
+        With the new listing, this pass uploads the files that the deletion has lost. Else return `stored`.
+        """
         if not self.store.keeps_history or self._put_bytes <= max(HISTORY * sum(stored.values()), HISTORY_BYTES):
             return stored
         try:
@@ -188,7 +190,7 @@ class Copier:
         return {LATEST: json.dumps(value).encode()}
 
     def _outdated(self, stored: dict[str, int]) -> list[str]:
-        """Return the paths to delete: old checkpoints, old best policies, shared files of no other checkpoint."""
+        """Return the paths to delete: old checkpoints, old best policies, shared files that no kept checkpoint uses."""
         if self.step is None:
             return []
         kept = {step: self._verified[step] for step in sorted(self._verified)[-KEEP:]}
@@ -311,9 +313,10 @@ class Copier:
         page: Files | None = None,
         digests: Mapping[str, str] | None = None,
     ) -> None:
-        """Put `files` in the run's folder and `page` beside it; delete `delete`; read `files` back and compare SHA-256.
+        """Put `files` in the run's folder and `page` beside it, and delete the paths in `delete`.
 
-        `digests`: path -> SHA-256 from the manifest. The SHA-256 of other files is computed.
+        Then read `files` back and compare SHA-256. `digests`: path -> SHA-256 from the manifest; that of other files is
+        computed.
         """
         for path in files:
             self._stored.pop(path, None)

@@ -83,7 +83,7 @@ class DirectoryStore(Store):
     def put(self, files: Files, delete: Sequence[str] = (), message: str = "") -> None:
         folders: dict[Path, None] = {}
         for path, content in files.items():
-            # opened outside `_translated`: a missing local file is the caller's FileNotFoundError
+            # opened outside `_translated`, so that a missing local file raises FileNotFoundError, not MissingFile
             opened = io.BytesIO(content) if isinstance(content, bytes) else content.open("rb")
             with opened as source, self._translated(path):
                 self._check_mounted()

@@ -77,7 +77,7 @@ def held_for(url: str | None, run_name: str, run_dir: Path, clock: Clock = time.
 
 
 def renew(store: Store, run_name: str, owner: str, ttl_s: float = TTL_S, clock: Clock = time.time) -> Lease:
-    """Extend a lease. Raises `LeaseHeld` if another machine has taken it, even if that lease is over."""
+    """Extend a lease. Raises `LeaseHeld` if another machine has taken it, even if that lease has expired."""
     _, lease = read(store, run_name)
     if lease is not None and lease.owner != owner:
         raise LeaseHeld(run_name, lease)

@@ -89,7 +89,7 @@ class Sync:
         while True:
             if not draining and self.should_drain():
                 draining, self._next_pass = True, float("-inf")  # start the next pass at once
-                if not self.restarted:  # failures during training do not count towards `GIVE_UP`
+                if not self.restarted:  # count failures towards `GIVE_UP` from here; after a restart, earlier ones too
                     self.state["failures"] = 0
             if lost and draining:
                 return 3
@@ -137,8 +137,10 @@ class Sync:
             write_atomic(self.run_dir / STATE, json.dumps(self.state, indent=1), durable=False)
 
     def beat(self) -> None:
-        """Restart the process if a request exceeds its time limit. Write .sync.json if the last write is `HEARTBEAT_S`
-        old, to show that this process is alive."""
+        """Restart the process if a request exceeds its time limit.
+
+        Write .sync.json if the last write is `HEARTBEAT_S` old, to show that this process is alive.
+        """
         request, limit_s, since = self._request or ("", float("inf"), 0.0)
         if self.timer() - since > limit_s:
             problem = f"the copier got no answer from the store for {limit_s:.0f} s while {request}"

@@ -157,7 +157,7 @@ class _Pull:
         return checkpoint
 
     def _fetch_best(self, building: Path) -> list[str]:
-        """Fetch the best policy and return [its folder]; [] if the store has none, or a damaged one (reported)."""
+        """Fetch the best policy; return [its folder], or [] if the store has none or a damaged one (reported)."""
         for folder in list(folders_in(self.files, "best"))[:1]:
             with self._tolerated(building / folder):
                 return [self._fetch_folder(folder, building).folder]
@@ -213,7 +213,7 @@ def _names(files: dict[str, int]) -> list[str]:
 
 
 def _own_name(store: Store) -> str:
-    """Return the name of a run that lies at the store's top: the last part of the store's URL."""
+    """Return the name of a run whose files are in the store's top folder: the last part of the store's URL."""
     last = store.url.rstrip("/").rpartition("/")[2].rpartition(":")[2].partition("?")[0]
     try:
         return safe_name(last)

@@ -1,4 +1,4 @@
-"""Panels, dashboards, reports and video players for notebooks. No other package of kit imports this one."""
+"""Panels, dashboards, reports and video players for notebooks. Of kit's packages, only `kit.cli` uses this one."""
 
 from typing import Any
 

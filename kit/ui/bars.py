@@ -35,7 +35,7 @@ def reward_bars(
 ) -> str:
     """Return bars of the reward and its terms, in this `step` and in `total` over the episode so far.
 
-    `most`: the values of a full bar, of a step and of an episode. `colours`: term -> colour, if not blue.
+    `most`: the values of a full bar, for a step and for an episode. `colours`: term -> colour, if not blue.
     """
     rows = [(name, [(value, most[0]), (total[name], most[1])]) for name, value in step.items()]
     return _grid("reward: this step · sum of the episode", rows, WIDE, colours)
@@ -44,7 +44,7 @@ def reward_bars(
 def field_bars(fields: Sequence[Field], values: np.ndarray, most: np.ndarray, letter: str = "") -> str:
     """Return bars of `values` (k,) under the name of their field, numbered as in the vector: a0, a1, ...
 
-    `most` (k,): the values of a full bar. If `fields` do not describe k values, the bars have no heading but numbers.
+    `most` (k,): the values of a full bar. If the widths of `fields` do not add up to k, the bars have no headings.
     """
     if sum(field.width for field in fields) != len(values):
         fields = [Field("", len(values))]

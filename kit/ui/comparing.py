@@ -177,16 +177,16 @@ def first_policies(runs: Sequence[Run]) -> list[list[Any] | None]:
     """
     by_name = {run.name: run for run in runs}
 
-    def history(run: Run, younger: tuple[str, ...] = ()) -> list[Any]:
+    def history(run: Run, descendants: tuple[str, ...] = ()) -> list[Any]:
         """Return the configs of the run and its ancestors, then the name of a missing ancestor, or None."""
         if run.parent is None:
             return [config_of(run), None]
         name = run.parent[0]
         path = run.path.with_name(name)
         parent = Run(path) if (path / "config.yaml").is_file() else by_name.get(name)
-        if parent is None or name in (*younger, run.name):  # the parent was deleted, or its name was used again
+        if parent is None or name in (*descendants, run.name):  # the parent was deleted, or its name was used again
             return [config_of(run), name]
-        return [config_of(run), *history(parent, (*younger, run.name))]
+        return [config_of(run), *history(parent, (*descendants, run.name))]
 
     first, steps = dict[str, tuple[str, int | None]](), defaultdict[tuple[str, str], set[int | None]](set)
     lineages = [(run.parent, to_text(history(run)), to_text(history(run)[1:])) for run in runs]

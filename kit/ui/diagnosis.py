@@ -19,10 +19,10 @@ LAST = 3
 LARGE_KL = 0.05
 """KL divergence of an update above which PPO's steps are too large. SB3 and rl-zoo3 use target_kl = 0.01 to 0.05."""
 EXPLAINED = 0.2
-"""Explained variance below which the value function knows little."""
-ONE_TERM = 0.9
-"""Share of the sum of the reward terms' sizes above which a single term decides."""
-ROSE = 2.0
+"""Explained variance below which the value function is a poor predictor of returns."""
+DOMINANT = 0.9
+"""Share of the sum of the reward terms' absolute values above which one term dominates."""
+CLEAR_RISE = 2.0
 """Rise of the return, divided by its standard deviation over episodes, above which something was learnt."""
 SCORES = {
     ("Reach", "PPO"): (100_000, "100 % success"),
@@ -111,7 +111,7 @@ def _one_term_decides(run: Run, rows: Rows) -> Iterator[str]:
     names = {name for row in rows for name in row if name.startswith(prefix)}
     sizes = {name: abs(_at_end(rows, name) or 0.0) for name in names}
     total = sum(sizes.values())
-    if len(sizes) > 1 and total and max(sizes.values()) > ONE_TERM * total:
+    if len(sizes) > 1 and total and max(sizes.values()) > DOMINANT * total:
         name = max(sizes, key=lambda name: sizes[name])
         yield (
             f"One reward term decides: {name.removeprefix(prefix)} makes up {sizes[name] / total:.0%} of all terms. "
@@ -150,7 +150,7 @@ def _rewarded_for_something_else(run: Run, rows: Rows) -> Iterator[str]:
     if sensible_steps(run.config.env) or not _succeeds_never(rows):  # kit's own tasks do pay for success
         return
     returns, spread = series(rows, "eval/mean_return")[:, 1], _at_end(rows, "eval/std_return") or 0.0
-    if len(returns) and returns[-1] - returns[0] > ROSE * spread:
+    if len(returns) and returns[-1] - returns[0] > CLEAR_RISE * spread:
         yield (
             f"The return rose from {returns[0]:.3g} to {returns[-1]:.3g}, and no episode succeeded. Perhaps the reward "
             "pays for something else than success: watch the video, and change the reward if it is not what you mean."
@@ -179,7 +179,7 @@ CHECKS: tuple[Callable[[Run, Rows], Iterator[str]], ...] = (
     _needs_hindsight, _worse_at_the_end, _too_short, _rewarded_for_something_else, _large_updates, _needs_noise,
     _never_succeeded, _one_term_decides, _little_noise, _value_function_knows_little, _untuned,
 )  # fmt: skip
-"""In the order of their sentences."""
+"""Checks for causes, the likeliest first."""
 
 
 def _score(rows: Rows) -> str:

@@ -143,11 +143,11 @@ class Episode:
         full_observation = abs(self.observations).max(0)
         for frame, jpeg in enumerate(self.frames):
             step = min(frame * self.stride, len(self.actions) - 1)
-            now, total = ({name: float(x[step]) for name, x in terms.items()} for terms in (self.rewards, totals))
+            reward, total = ({name: float(x[step]) for name, x in terms.items()} for terms in (self.rewards, totals))
             value = "" if self.values is None else f", value estimate {self.values[step]:.2f}"
             caption = style.note(f"step {step} of {len(self.actions)}, return {total['reward']:.2f}{value}")
             picture = f"<img alt='' src='data:image/jpeg;base64,{base64.b64encode(jpeg).decode()}'>"
-            rewards = bars.reward_bars(now, total, most, self.colours)
+            rewards = bars.reward_bars(reward, total, most, self.colours)
             action = bars.field_bars(self.action_fields, self.actions[step], full_action, "a")
             observation = bars.field_bars(self.observation_fields, self.observations[step], full_observation, "o")
             yield f"<div class='kit-step'><div>{picture}{caption}</div><div>{rewards}{action}</div></div>", observation
@@ -197,11 +197,11 @@ def episode(run: Run | str | Path, step: int | str | None = None, episode: int |
         obs, stride = env.reset(seed=seed), -(-env.episode_steps // MAX_FRAMES)
         has_values = isinstance(trainer, OnPolicyTrainer) and not actor.initial_state(1)
         frames, steps = [_frame(env)], []
-        for now in play(env, actor, obs, episodes=1):
-            terms = {name: float(x[0]) for name, x in reward_terms(now.reward, now.info).items()}
-            value = [_value(trainer, actor.preprocess(now.obs))] if has_values else []
-            steps.append((_numbers(now.obs, env), now.action[0].flatten().numpy(), terms, value))
-            if len(steps) % stride == 0 and not now.ended[0]:
+        for transition in play(env, actor, obs, episodes=1):
+            terms = {name: float(x[0]) for name, x in reward_terms(transition.reward, transition.info).items()}
+            value = [_value(trainer, actor.preprocess(transition.obs))] if has_values else []
+            steps.append((_numbers(transition.obs, env), transition.action[0].flatten().numpy(), terms, value))
+            if len(steps) % stride == 0 and not transition.ended[0]:
                 frames.append(_frame(env))
         observations, actions, terms_, values = zip(*steps, strict=True)
         if isinstance(env.action_space, spaces.Box):

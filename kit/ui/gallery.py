@@ -99,7 +99,7 @@ def runs_side_by_side(
 ) -> Page:
     """Video of the best policies of `runs` in the same episodes. The runs must have the same task.
 
-    `env_options`: changes of the runs' own, such as {"randomize": {"friction": [0.2, 0.2]}}.
+    `env_options`: changes of the runs' env_options, such as {"randomize": {"friction": [0.2, 0.2]}}.
     """
     camera, changes = camera or _cameras(runs[0])[0], env_options or {}
     views = [View(run, run.find().step, camera, f"{run.config.algo}, {run.name}", changes) for run in runs]

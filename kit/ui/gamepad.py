@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
-DEAD = 0.12
-"""Deflection of a stick, of 1, up to which it counts as released: old sticks do not return to 0."""
+DEAD_ZONE = 0.12
+"""Largest deflection, from 0 to 1, of a stick that counts as released: worn sticks do not return to 0."""
 
 
 class Gamepad:
     """The first gamepad of the browser. A browser shows it to the page only after one of its buttons was pressed.
 
-    `widget`: an `ipywidgets.Controller`, to be displayed; a browser reads gamepads only for what it displays.
+    `widget`: an `ipywidgets.Controller`; a browser reads the gamepad only while it displays the widget.
     """
 
     def __init__(self, widgets: Any) -> None:
@@ -27,5 +27,5 @@ class Gamepad:
         axes = [axis.value for axis in self.widget.axes[:4]] if self.widget.connected else []
         found = np.zeros(4)
         found[: len(axes)] = axes
-        found[np.abs(found) < DEAD] = 0.0
+        found[np.abs(found) < DEAD_ZONE] = 0.0
         return found * np.array([1.0, -1.0, 1.0, -1.0])

@@ -29,7 +29,7 @@ class Hyperparameters:
         self._w, self._on_change = w, on_change
         self.entries: dict[str, Any] = {}
         self._algo, self._overrides = "", dict[str, Any]()
-        self._showing: int | None = None  # id of the thread in which `show` fills entries: not the user's edits
+        self._showing: int | None = None  # id of the thread in which `show` fills entries; its edits are not the user's
         self.view = w.HBox([], layout=w.Layout(flex_flow="row wrap"))
 
     def show(self, config: RunConfig, resolved: RunConfig) -> None:

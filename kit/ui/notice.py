@@ -53,7 +53,7 @@ def _widget_class() -> Any:
 
 
 class Notice:
-    """`title`: text before the tab's title; `ended`: text of the notification. `view`: its widget.
+    """Text before the tab's title, and a notification when the run has ended. `view`: the widget that shows them.
 
     Without the package anywidget, nothing is shown.
     """

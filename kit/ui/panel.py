@@ -32,7 +32,7 @@ LEAVE = "Back to the form"
 NOTICE_S = 60
 """Seconds between the notice that the machine's session will end, and its end."""
 TITLE_CHARACTERS = 60
-"""Characters of the changed options and hyperparameters that the title of the folded form shows."""
+"""Maximum number of characters of changed options and hyperparameters in the title of the folded form."""
 SETTLE_S = 0.4
 """Seconds after the last edit until the estimate starts."""
 LATE_EDITS_S = 0.5
@@ -121,7 +121,8 @@ class TrainPanel(Panel):
     >>> panel = kit.ui.TrainPanel(config).show()
 
     Training runs in a separate process, and continues if the tab is closed or the kernel is restarted. If a run of this
-    notebook and env is already training in `runs_dir`, the panel shows that run. A button shows another one.
+    notebook and env is already training in `runs_dir`, the panel shows that run. A button shows a run that
+    was started elsewhere.
     """
 
     def __init__(
@@ -139,7 +140,7 @@ class TrainPanel(Panel):
         self._at_work: list[str] = []  # names of the runs that were training when the form was last read
 
     def find_run(self) -> Run:
-        """Return the run that the panel shows, or else the latest run with a policy of its name, env and algorithm.
+        """Return the run that the panel shows, or else the latest with a policy and the form's name, env and algorithm.
 
         Raises `UserError` if there is none.
         """
@@ -222,7 +223,7 @@ class TrainPanel(Panel):
             self.attach(self.run)
 
     def _draw_watch_button(self) -> None:
-        """Offer to watch a run that another program trains, or to leave one that is shown but not this panel's."""
+        """Offer to leave the shown run if it works or is not this panel's, else to watch a run started elsewhere."""
         runs = [] if self.is_working else working_runs(self.config.runs_dir)
         is_foreign = self.run is not None and not self._is_own(self.run)
         if self.run is not None and (self.is_working or is_foreign):

@@ -1,4 +1,4 @@
-"""One row per run, for lists of runs: what it shows, read incrementally, and its HTML with a tiny learning curve."""
+"""Rows of the lists of runs: reads a run's values incrementally; formats them as HTML with a tiny learning curve."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Point = tuple[int, float]
 
 @dataclass(frozen=True)
 class Line:
-    """What the row of a run or of a job without a run shows."""
+    """The values shown in the row of a run, or of a job without a run."""
 
     name: str
     now: dict[str, Any]
@@ -57,7 +57,7 @@ class Line:
 
 
 class RowReader:
-    """Reads the lines of runs; keeps what has not changed since the last time."""
+    """Returns the current `Line` of a job or run; reads only the new rows of metrics.jsonl."""
 
     def __init__(self) -> None:
         self._runs: dict[Path, _RunReader] = {}
@@ -77,16 +77,16 @@ class RowReader:
         return replace(line, now=line.now | job.values)
 
     def _reader(self, path: Path) -> _RunReader:
-        made = (path / "config.yaml").stat().st_mtime_ns  # a resume writes the config again
+        mtime_ns = (path / "config.yaml").stat().st_mtime_ns  # a resume writes the config again
         known = self._runs.get(path)
-        if known is None or known.made != made:
-            known = self._runs[path] = _RunReader(path, made)
+        if known is None or known.mtime_ns != mtime_ns:
+            known = self._runs[path] = _RunReader(path, mtime_ns)
         return known
 
 
 class _RunReader:
-    def __init__(self, path: Path, made: int) -> None:
-        self.made = made
+    def __init__(self, path: Path, mtime_ns: int) -> None:
+        self.mtime_ns = mtime_ns
         self._run, self._metrics = Run(path), GrowingRows(path / "metrics.jsonl", ("step", *MEASURES))
         self._rows: list[dict[str, Any]] = []
         self._seen = 0

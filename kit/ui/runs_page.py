@@ -48,7 +48,7 @@ FITTING = {
 }  # fmt: skip
 """Name of a button -> states of a run in which it applies."""
 QUIET = 5
-"""Refreshes without a run at work after which they end: between two jobs of a batch, none works for a moment."""
+"""Number of refreshes without a working run after which refreshing ends; between two jobs of a batch, no run works."""
 
 
 class FolderJobs:
@@ -213,7 +213,7 @@ class RunsPage:
             self._thread.start()
 
     def _beat(self) -> None:
-        """Look for runs that other programs have started since no run worked."""
+        """While nothing refreshes the rows, look for runs that other programs have started."""
         if self._live[self._jobs.title] is self and not (self._thread and self._thread.is_alive()):
             with self._lock:
                 self._read()
@@ -252,7 +252,7 @@ class RunsPage:
         return [line for line in self._lines if line.run and line.name in self.ticks and self.ticks[line.name].value]
 
     def _draw(self, keep_order: bool = False) -> None:
-        """Draw the rows that match the filter. Ticks of rows that stay are kept, and rows that do not change."""
+        """Draw the rows that match the filter. Rows that stay keep their ticks."""
         with self._lock:
             words = self.filter.value.lower().split()
             found = [line for line in self._lines if all(word in line.text for word in words)]
@@ -412,7 +412,7 @@ def runs(source: Source = "runs") -> RunsPage:
 
 
 def shown_of(found: int, known: int) -> str:
-    """Return such as "1 run", "12 runs", "3 of 12 runs"."""
+    """Describe how many runs match, such as "1 run", "12 runs" or "3 of 12 runs"."""
     runs = f"{known} run{'' if known == 1 else 's'}"
     return runs if found == known else f"{found} of {runs}"
 

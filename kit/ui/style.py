@@ -191,7 +191,7 @@ MEANINGS = {
 
 
 SCORES = ("success rate", "mean return")
-"""Values of which `tiles` says where they were measured."""
+"""Names of values under which `tiles` also says where they were measured."""
 
 
 def tiles(now: dict[str, Any]) -> str:

@@ -17,7 +17,10 @@ def reward_terms(reward: torch.Tensor, info: Mapping[str, Any]) -> dict[str, tor
 
 
 class Totals:
-    """Episode number, steps, sums of the reward terms, and last outcome, of each of `n` envs; `episode`: the first."""
+    """Episode number, steps, sums of the reward terms, and last outcome, of each of `n` envs.
+
+    `episode`: number of the first episode.
+    """
 
     def __init__(self, n: int, episode: int) -> None:
         self.episode = torch.full((n,), episode)
@@ -32,20 +35,20 @@ class Totals:
         self.most = [0.0, 0.0]
         """Largest absolute values in `step` and in `total` so far."""
 
-    def add(self, now: Transition) -> None:
+    def add(self, transition: Transition) -> None:
         """Add one step of all envs."""
-        self.episode += now.episode_starts & self._started
+        self.episode += transition.episode_starts & self._started
         self._started = True
-        self._steps, self.action = now.info["episode_length"], now.action
-        self.step = reward_terms(now.reward, now.info)
+        self._steps, self.action = transition.info["episode_length"], transition.action
+        self.step = reward_terms(transition.reward, transition.info)
         for name, value in self.step.items():
             before = self.total.get(name, torch.zeros_like(value))
-            self.total[name] = value + torch.where(now.episode_starts, 0.0, before)
+            self.total[name] = value + torch.where(transition.episode_starts, 0.0, before)
         for i, values in enumerate((self.step, self.total)):
             self.most[i] = max(self.most[i], *(float(value.abs().max()) for value in values.values()))
-        if "success" in now.info:
-            for i in now.ended.nonzero().flatten().tolist():
-                self._outcome[i] = "success" if now.info["success"][i] else "no success"
+        if "success" in transition.info:
+            for i in transition.ended.nonzero().flatten().tolist():
+                self._outcome[i] = "success" if transition.info["success"][i] else "no success"
 
     def caption(self, env: int) -> str:
         """Return episode, step, return and last outcome of an env, as Markdown."""

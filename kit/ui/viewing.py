@@ -37,19 +37,19 @@ from kit.ui.totals import Totals
 HOST = "127.0.0.1"
 HEIGHT = 640
 """Height of the viewer in a notebook, in pixels."""
-WALKER = 2.2
+CAMERA_DISTANCE = 2.2
 """Distance of the camera from a walking robot, divided by (height of the robot's base + 0.3 m)."""
 IDLE_S = 0.2
 """Seconds between checks for a connected browser."""
 BARS_S, BARS_PX = 0.1, 270
-"""Fewest seconds between two updates of the bars, and the width of their panel in pixels."""
-ROOM = 2.0
-"""Distance between two envs side by side, divided by the distance of the outermost bodies of one."""
+"""Minimum seconds between two updates of the bars, and the width of their panel in pixels."""
+SPACING = 2.0
+"""Distance between neighbouring envs, divided by the distance of one env's outermost bodies along an axis."""
 ALL_ENVS = "all, side by side"
 
 BY_HAND = "by hand"
 KEYS = (("I", "K"), ("J", "L"), ("U", "O"))
-"""Keys for more and for less: of the target's x, y and z, or of the commanded velocity forward, left and turn.
+"""Keys that increase and decrease the target's x, y and z, or the commanded velocity forward, left and turn.
 
 Arrow keys are not used: viser turns the camera with them, even if a command has the same key."""
 NUDGE_M = 0.02
@@ -57,7 +57,7 @@ NUDGE_M = 0.02
 STICK_M_S = 0.3
 """Speed at which a fully deflected stick of a gamepad moves the target."""
 AHEAD_M = 0.2
-"""Most that a stick moves the target ahead of the hand, along each axis."""
+"""Maximum distance from the hand of a target that a stick moves, along each axis."""
 
 
 class Viewer:
@@ -66,7 +66,7 @@ class Viewer:
     `source`: a run, whose policy of `step` plays first (default: the best; 0: the initial policy), or a config, in
     whose env a scripted policy plays, or you by hand. Open `url` in a browser; in a notebook the viewer displays
     itself. With `n_envs`, it shows several envs; you act and record in the first. Raises `UserError` for a task without
-    MuJoCo, and for a config in whose env nobody can act.
+    MuJoCo, and for a config whose task has no scripted policy and cannot be moved by hand.
     """
 
     def __init__(
@@ -108,13 +108,13 @@ class Viewer:
         # remove materials without a texture, so that their geoms are shown in their rgba colour
         model.geom_matid[~np.isin(model.geom_matid, np.nonzero((model.mat_texid >= 0).any(1))[0])] = -1
         self._robot, self._walks = robot_body(model), model.jnt_type[0] == mujoco.mjtJoint.mjJNT_FREE
-        self._offsets = side_by_side(n_envs, ROOM * float(np.ptp(self._task.sim.xpos[0, 1:].numpy(), axis=0).max()))
-        if n_envs > 1:  # mjviser shows fixed bodies once: these of the copy count as moving, so that every env has them
+        self._offsets = side_by_side(n_envs, SPACING * float(np.ptp(self._task.sim.xpos[0, 1:].numpy(), axis=0).max()))
+        if n_envs > 1:  # mjviser draws fixed bodies once: mark the copy's as moving, so that it draws them in every env
             model.body_weldid[1:] = np.arange(1, model.nbody)
         self._scene = mjviser.ViserMujocoScene(self._server, model, num_envs=n_envs)
         self._scene.camera_tracking_enabled, self._scene._tracked_body_id = self._walks, self._robot
         self._gamepad: Gamepad | None = None
-        self._is_deflected = False  # whether a stick of the gamepad was, in the step before
+        self._is_deflected = False  # whether a stick of the gamepad was deflected in the step before
         self._totals, self._bars_due, self._full_bar = Totals(n_envs, 0), 0.0, bars.full_bar(self._env.action_space)
         self._place_camera()
         self._build(self._server.gui, chosen or next(iter(self._policies)))
@@ -168,21 +168,21 @@ class Viewer:
         self._env.reset(seed=0)
         sim, camera = self._task.sim, self._server.initial_camera
         if self._walks:
-            far = WALKER * (0.3 + float(sim.xpos[0, 1, 2]))
-            eye, at = np.array([0.6 * far, -0.7 * far, 0.4 * far]), np.zeros(3)
+            distance = CAMERA_DISTANCE * (0.3 + float(sim.xpos[0, 1, 2]))
+            eye, at = distance * np.array([0.6, -0.7, 0.4]), np.zeros(3)
         elif self._env.cameras:
             number = self._task.model.camera(self._env.cameras[0]).id
             eye, ahead = sim.cam_xpos[0, number].numpy(), -sim.cam_xmat[0, number].view(3, 3)[:, 2].numpy()
             at = eye + np.linalg.norm(sim.xpos[0, 1:].numpy().mean(0) - eye) * ahead
         else:
             return
-        # all envs are in view
+        # move the camera back, so that all envs are in view
         middle, back = self._offsets.mean(0), eye - at
         back *= 1 + 0.6 * np.linalg.norm(np.ptp(self._offsets, axis=0)) / np.linalg.norm(back)
         camera.position, camera.look_at = at + middle + back, at + middle
 
     def _follow_or_not(self) -> None:
-        """Start or stop following the robot. mjviser follows by moving the scene, so the cameras move with it."""
+        """Start or stop following the robot. mjviser moves the scene; the cameras move too, so the view stays."""
         follow = self._follow.value
         moved = -self._robot_position() if follow else self._robot_position()
         self._scene.camera_tracking_enabled = follow
@@ -266,12 +266,12 @@ class Viewer:
         slider.value = float(np.clip(slider.value + 0.2 * sign * slider.max, slider.min, slider.max))
 
     def _obey_gamepad(self) -> None:
-        """Steer, or move the target, by the sticks: left one ahead and left, right one to turn, or up."""
+        """Steer, or move the target, by the sticks. Left: forward and sideways; right: turn, or up and down."""
         if self._gamepad is None:
             return
         sticks = self._gamepad.sticks()
         was_deflected, self._is_deflected = self._is_deflected, bool(sticks.any())
-        if not self._is_deflected and not was_deflected:  # released long ago: sliders and mouse decide
+        if not self._is_deflected and not was_deflected:  # not used: sliders and mouse decide
             return
         if isinstance(self._task, Joystick):
             self._steer.value = True
@@ -315,7 +315,7 @@ class Viewer:
                 self._closed.wait(IDLE_S)
                 continue
             requested = self._policy.value, self._noise.value, self._recording.value
-            if requested != loaded:  # a recorded episode is whole: start a new one
+            if requested != loaded:  # start a new episode, so that recorded episodes are whole
                 player, restart, loaded = self._policies[requested[0]](requested[1]), True, requested
             if restart or self._new_episode:
                 restart, self._new_episode, recorder = False, False, self._new_recorder()
@@ -387,7 +387,7 @@ class ByHand:
 
 
 def robot_body(model: mujoco.MjModel) -> int:
-    """Return the id of the body that the camera follows: the first free body, else the end of the first long chain."""
+    """Return the id of the body that the camera follows: a free robot's base, else the end of the longest chain."""
     moving = np.nonzero(model.body_weldid)[0].tolist()
     if not moving or model.jnt_type[0] == mujoco.mjtJoint.mjJNT_FREE:
         return moving[0] if moving else 0
@@ -398,10 +398,10 @@ def robot_body(model: mujoco.MjModel) -> int:
     return max(moving, key=depth)
 
 
-def side_by_side(n: int, room_m: float) -> np.ndarray:
-    """Return the places of `n` envs in a square grid, (n, 3); the first is at the origin."""
+def side_by_side(n: int, spacing_m: float) -> np.ndarray:
+    """Return the positions of `n` envs in a square grid, (n, 3); the first is at the origin."""
     columns = math.ceil(math.sqrt(n))
-    return room_m * np.array([(i % columns, i // columns, 0.0) for i in range(n)])
+    return spacing_m * np.array([(i % columns, i // columns, 0.0) for i in range(n)])
 
 
 def view(
