@@ -322,7 +322,7 @@ def number(text: str) -> int | float | str:
     if "," in text and not re.fullmatch(r"-?[1-9]\d{0,2}(,\d{3})+(\.\d+)?[kM]?", text):
         return text
     match = re.fullmatch(r"(\d[\d_,]*(?:\.\d+)?)([kM])", text)
-    digits = str(float(match[1].replace(",", "")) * {"k": 1e3, "M": 1e6}[match[2]]) if match else text.replace(",", "")
+    digits = (match[1] + {"k": "e3", "M": "e6"}[match[2]] if match else text).replace(",", "")
     for kind in (int, float):
         try:
             return kind(digits)

@@ -162,6 +162,8 @@ def test_names_are_case_insensitive():
     [
         ("total_steps", "400k", 400_000),
         ("total_steps", "1.5M", 1_500_000),
+        ("total_steps", "4.1M", 4_100_000),
+        ("total_steps", "16.1k", 16_100),
         ("total_steps", "1,000,000", 1_000_000),
         ("total_steps", "1e6", 1_000_000),
         ("total_steps", "1,000k", 1_000_000),

@@ -94,11 +94,11 @@ def _video(options: argparse.Namespace) -> int:
             camera = cameras[0] if cameras else None
             print(record_divergence(run, options.size, options.output, camera, on_frame))
             return 0
+        changes = RunConfig.from_text("env_options", options.env_options)
         if options.failures:
-            played, text = failures_first(run, options.step)
+            played, text = failures_first(run, options.step, env_options=changes)
             print(text, file=sys.stderr)
             episodes = played[:episodes]
-        changes = RunConfig.from_text("env_options", options.env_options)
         path = record(
             run, options.step, cameras, episodes, options.size, options.output, on_frame, env_options=changes
         )  # fmt: skip

@@ -70,7 +70,8 @@ def add_commands(add: Add) -> None:
     rent.add_argument("--on-demand", action="store_true", help="rent on-demand machines, not spot machines")
     rent.add_argument("--volume", metavar="NAME", help="a RunPod network volume, mounted at /volume; default: none")
     rent.add_argument("--hours", type=float, metavar="N", help="stop all runs with a checkpoint after this time")
-    rent.add_argument("--dollars", type=float, metavar="N", help="the same, before hf's machine has cost this much")
+    most = "with --cloud hf: stop before the machine has cost this much"
+    rent.add_argument("--dollars", type=float, metavar="N", help=most)
     rent.add_argument("--rows", type=int, default=12, metavar="N", help="rows of the plan to print; default: 12")
 
 

@@ -66,7 +66,7 @@ ENCODERS = {
     ),
     "multi_camera": EncoderInfo(
         "kit.encoders.convolutions:MultiCameraEncoder",
-        "nature_cnn at half the width (16, 32, 32); shared=True uses one network for all cameras",
+        "nature_cnn with half the channels (16, 32, 32); shared=True uses one network for all cameras",
         "10 M, 0.3 M",
         "there are several cameras and few cores",
     ),
@@ -235,8 +235,8 @@ def load(encoder: str) -> type[BaseFeaturesExtractor]:
         raise UserError(f"encoder={encoder!r} cannot be loaded ({error}); write module:Class.") from None
     if not isinstance(extractor, type) or not issubclass(extractor, BaseFeaturesExtractor):
         raise UserError(
-            f"encoder={encoder!r} is no features extractor; derive it from kit.encoders.extractor.ImageExtractor, or "
-            "from stable_baselines3's BaseFeaturesExtractor."
+            f"encoder={encoder!r} is not a features extractor class; derive it from "
+            "kit.encoders.extractor.ImageExtractor, or from stable_baselines3's BaseFeaturesExtractor."
         )
     return extractor
 

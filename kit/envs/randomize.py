@@ -102,7 +102,7 @@ def chosen(name: str, terms: Mapping[str, Term], option: Any) -> dict[str, Term]
     """
     if option is None or isinstance(option, bool):
         option = list(terms) if option else []
-    if not isinstance(option, list | tuple | Mapping):
+    if not isinstance(option, list | tuple | Mapping) or not all(isinstance(term, str) for term in option):
         raise UserError(f"env_options randomize={option!r} is not true, false, a list of names or a mapping.")
     ranges = option if isinstance(option, Mapping) else dict.fromkeys(option, True)
     selected: dict[str, Term] = {}
@@ -214,17 +214,25 @@ class Randomizer:
         delay = delays.long().view(-1, 1, *[1] * (action.ndim - 1))
         return self._recent.gather(1, delay.expand(-1, 1, *action.shape[1:])).squeeze(1)
 
-    def noisy(self, obs: Obs, generator: torch.Generator, names: Collection[str] | None = None) -> Obs:
-        """Return `obs` (n, ...) with observation noise added to the entries `names`; None means all entries."""
+    def noisy(
+        self, obs: Obs, generator: torch.Generator, names: Collection[str] | None = None,
+        env_ids: torch.Tensor | None = None,
+    ) -> Obs:  # fmt: skip
+        """Return `obs` (n, ...) with observation noise added to the entries `names`; None means all entries.
+
+        `env_ids` (k,): the envs of `obs` if it has only k rows. Numbers are drawn for all n envs nevertheless.
+        """
         if self._noise and names is not None and isinstance(obs, Mapping):
-            return {**obs, **self.noisy({name: x for name, x in obs.items() if name in names}, generator)}  # type: ignore[dict-item]
+            seen = {name: x for name, x in obs.items() if name in names}
+            return {**obs, **self.noisy(seen, generator, env_ids=env_ids)}  # type: ignore[dict-item]
         for term in self._noise:
 
             def add_noise(entry: torch.Tensor, term: Term = term) -> torch.Tensor:
                 if not entry.is_floating_point():
                     return entry
-                active = self.active.view(-1, *[1] * (entry.ndim - 1))
-                return entry + term.draw(tuple(entry.shape), generator, entry.dtype) * active
+                noise = term.draw((self.n, *entry.shape[1:]), generator, entry.dtype)
+                noise = noise * self.active.view(-1, *[1] * (entry.ndim - 1))
+                return entry + (noise if env_ids is None else noise.index_select(0, env_ids))
 
             obs = tree_map(add_noise, obs)
         return obs

@@ -106,7 +106,7 @@ def make_vec(
     return GymnasiumEnv(entry, n_envs, device, seed, **env_options or {})
 
 
-def make_task(name: str, **options: object) -> Task:
+def make_task(name: str, /, **options: object) -> Task:
     """Construct the task `name` with the `options` of its constructor."""
     entry = find(name)
     if not _is_task(entry):
@@ -227,9 +227,17 @@ def find(env: str) -> type[Task] | type[gymnasium.Env] | EnvSpec:
     return spec
 
 
-@functools.cache
 def _for_robot(env: str) -> type[Task]:
-    """Return the class of a task for any robot, such as "joystick:unitree_go2", with its class attribute `robot`."""
+    """Return the class of a task for any robot, such as "joystick:unitree_go2", with its class attribute `robot`.
+
+    The class is another one if the robot's file has changed.
+    """
+    file = Path(env.partition(":")[2]).expanduser()
+    return _robot_task(env, (str(file.resolve()), file.stat().st_mtime_ns) if file.is_file() else None)
+
+
+@functools.cache
+def _robot_task(env: str, version: object) -> type[Task]:
     kind, _, robot = env.partition(":")
     module, _, attribute = _OF_ROBOTS[kind].partition(":")
     task = getattr(importlib.import_module(module), attribute)
@@ -290,12 +298,12 @@ def _construct(name: str, task: Any, options: Mapping[str, object]) -> Task:
 
 
 def _check_names(env: str, task: type, options: Mapping[str, object]) -> None:
-    from kit.envs import curriculum, randomize
+    from kit.envs import curriculum, groups, randomize
 
     parameters = inspect.signature(task).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return
-    known = [*(parameter.name for parameter in parameters), randomize.OPTION, curriculum.OPTION]
+    known = [*(parameter.name for parameter in parameters), randomize.OPTION, curriculum.OPTION, groups.OPTION]
     check_names("env_options", options, env, known)
 
 

@@ -142,6 +142,7 @@ class TensorEnv(BatchEnv):
             reward = torch.where(failed, 0.0, reward)
             terminated = terminated | failed
             success = None if success is None else success & ~failed
+            metrics = {name: value.masked_fill(failed, 0) for name, value in metrics.items()}
         obs = self._stacks.push(obs)
 
         self._return = self._return + reward
@@ -180,13 +181,16 @@ class TensorEnv(BatchEnv):
         self.done_envs = env_ids
         if not len(env_ids):
             return obs
-        return self._stacks.reset_envs(obs, env_ids, self._deliver(self.task.observe_first(env_ids)))
+        return self._stacks.reset_envs(obs, env_ids, self._deliver(self.task.observe_first(env_ids), env_ids))
 
-    def _deliver(self, obs: Obs) -> Obs:
-        """Keep the delivered entries, add noise to the policy's entries, cast floating-point entries to `dtype`."""
+    def _deliver(self, obs: Obs, env_ids: torch.Tensor | None = None) -> Obs:
+        """Keep the delivered entries, add noise to the policy's entries, cast floating-point entries to `dtype`.
+
+        `env_ids` (k,): the envs of `obs`, by default all.
+        """
         obs = pick(obs, self._entries, self.task.bare)
         if self.randomizer is not None:
-            obs = self.randomizer.noisy(obs, self._generator, self.obs_groups.get(POLICY))
+            obs = self.randomizer.noisy(obs, self._generator, self.obs_groups.get(POLICY), env_ids)
         return tree_map(lambda x: x.to(self.dtype) if x.is_floating_point() else x, obs)
 
     def take_divergences(self) -> list[Divergence]:

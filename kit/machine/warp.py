@@ -64,4 +64,4 @@ def why_gpu_physics_is_slow() -> str | None:
     if wp.is_conditional_graph_supported():
         return None
     driver = ".".join(map(str, wp.get_cuda_driver_version() or ("none",)))
-    return f"the driver (CUDA {driver}) has no loops in CUDA graphs, so each step makes the solver's most iterations"
+    return f"the driver (CUDA {driver}) has no conditional CUDA graphs, so each step runs the solver's most iterations"

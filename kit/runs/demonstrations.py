@@ -76,7 +76,8 @@ def record(
     n_envs = min(MAX_ENVS, episodes)
     batch = make_env(config, n_envs, seed + RECORD_SEED, 1)
     try:
-        player: Player = Script(batch, script or None) if run is None else run.policy(step or named).as_actor()
+        policy = None if run is None else run.policy(named if step is None else step)
+        player: Player = Script(batch, script or None) if policy is None else policy.as_actor()
         with one_thread():
             played = _episodes(batch, player, episodes, seed + RECORD_SEED, on_progress)
             return write(output, batch, config, str(source), played)

@@ -74,13 +74,13 @@ def run_folders(where: str | Path) -> list[Path]:
 
 def is_branch(run: Run, of: Run) -> bool:
     """Whether `run` was started from a policy of the run `of`."""
-    return run.parent is not None and run.parent[0] == of.name
+    return run.parent is not None and run.parent[0] == of.name != run.name  # of the same name: in another folder
 
 
 def family(runs: RunList) -> RunList:
     """Sort `runs` so that each run is followed by its branches (depth first)."""
     names = {run.name for run in runs}
-    roots = [run for run in runs if run.parent is None or run.parent[0] not in names]
+    roots = [run for run in runs if run.parent is None or run.parent[0] not in names - {run.name}]
 
     def below(run: Run) -> Iterator[Run]:
         yield run
@@ -105,9 +105,17 @@ def locate(path_or_url: str | Path, runs_dir: str, max_gb: float = 8.0) -> tuple
 
 def locate_step(text: str | Path, runs_dir: str) -> tuple[Run, int | str | None]:
     """Find the run of `text`, RUN or RUN@STEP, as `locate` does; return it and STEP: a number, best, latest or None."""
+    name, step = split_step(text)
+    run, _ = locate(name, runs_dir)
+    return run, step
+
+
+def split_step(text: str | Path) -> tuple[str, int | str | None]:
+    """Split RUN or RUN@STEP into RUN and STEP: a number, best, latest or None. Folders of RUN may contain "@", too."""
     name, at, step = str(text).rpartition("@")
-    run, _ = locate(name if at else text, runs_dir)
-    return run, None if not at else int(step) if step.isdecimal() else step
+    if not at or "/" in step:
+        return str(text), None
+    return name, int(step) if step.isdecimal() else step
 
 
 def locate_unfinished(runs_dir: str, store: str | None = None, max_gb: float = 8.0) -> tuple[Run, dict[str, Any]]:

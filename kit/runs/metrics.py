@@ -87,8 +87,9 @@ class Events:
         """`before`: the rows of metrics.jsonl so far. They are written as events too if `folder` has none."""
         self._folder = folder
         self._writer: SummaryWriter | None = None
-        self._waiting = [] if any(folder.glob("events.*")) else list(before)
-        self._purge_step = before[-1]["step"] + 1 if before and not self._waiting else None
+        has_events = any(folder.glob("events.*"))
+        self._waiting = [] if has_events else list(before)
+        self._purge_step = (before[-1]["step"] + 1 if before else 0) if has_events else None
 
     def add(self, row: dict[str, Any]) -> None:
         """Write the row's columns as scalars, after any rows that could not be written before."""

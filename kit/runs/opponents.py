@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from kit.config import STOCK, RunConfig
 from kit.errors import UserError
 from kit.format.checkpoint import Checkpoint
+from kit.runs.finding import split_step
 from kit.runs.run import Run, load_policy
 
 if TYPE_CHECKING:
@@ -39,11 +40,10 @@ def _find(config: RunConfig, side: str, value: str) -> tuple[Run, Checkpoint]:
     """Return run and checkpoint that `value` names: RUN or RUN@STEP (default: the best). Raises `UserError`."""
     from kit import envs
 
-    value = str(value)
-    path, _, step = value.partition("@")
+    path, step = split_step(value)
     try:
         run = Run(path)
-        saved = run.find(int(step) if step.isdecimal() else step or None)
+        saved = run.find(step)
     except UserError as error:
         raise UserError(f"env_options {side}={value!r}: {error}") from None
     role = envs.learner_side(run.config.env, run.config.env_options)

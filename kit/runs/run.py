@@ -223,6 +223,8 @@ class Run:
             saved = self.best() or self.latest()
         elif step in ("best", "latest"):
             saved = self.best() if step == "best" else self.latest()
+        elif isinstance(step, str) and not step.isdecimal():
+            raise UserError(f"step={step!r} is not a step; give a number such as 100000, best or latest.")
         else:
             saved = next((c for c in self.policies() if c.step == int(step)), None)
         if saved is None:

@@ -103,7 +103,7 @@ def read(run_path: Path) -> dict[str, Any]:
     status["store"] = store = read_json(run_path / ".sync.json") or status["store"]
     silent = store and store["state"] != "ok" and time.time() - (store.get("updated") or time.time()) > SILENT_S
     if silent and not is_locked(run_path):
-        error = "the copier process has ended; kit resume copies the rest"
+        error = "copying to the store has stopped; `kit resume` copies the rest"
         status["store"] = {**store, "state": "failing", "error": error}
     if status["state"] in WORKING and not is_locked(run_path):
         status |= {"state": "interrupted", "steps_per_s": None, "eta_s": None, "gpu": None}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -113,28 +114,32 @@ def record_random(env: str, env_options: Mapping[str, Any], path: Path, size: in
     return path
 
 
-def failures_first(run: Run, step: int | str | None = None, among: int = AMONG) -> tuple[list[int], str]:
+def failures_first(
+    run: Run, step: int | str | None = None, among: int = AMONG, env_options: Mapping[str, Any] = MappingProxyType({})
+) -> tuple[list[int], str]:
     """Play the first `among` episodes; return their numbers, and a sentence such as "3 of 50 episodes failed".
 
     Failures come first, then successes, each by increasing return. Starts no episode after `SEARCH_S` seconds. Pass the
-    numbers to `record(episodes=...)`. Results of saved policies are cached in memory. Raises `UserError`.
+    numbers to `record(episodes=...)`. Results of saved policies are cached in memory. `env_options` as in
+    `kit.evaluate`. Raises `UserError`.
     """
     saved = run.find_or_new(step)
     if saved is None or run.is_untrained(saved):  # its actions are sampled: do not cache the result
-        return _search(run, step, among)
-    key = (saved.path, saved.path.stat().st_mtime_ns, among)
+        return _search(run, step, among, env_options)
+    key = (saved.path, saved.path.stat().st_mtime_ns, among, repr(dict(env_options)))
     if key not in _searches:
-        _searches[key] = _search(run, saved.step, among)
+        _searches[key] = _search(run, saved.step, among, env_options)
     return _searches[key]
 
 
-_searches: dict[tuple[Path, int, int], tuple[list[int], str]] = {}
-"""Cache of `failures_first`: (path of the checkpoint, its mtime in ns, `among`) -> result."""
+_searches: dict[tuple[Path, int, int, str], tuple[list[int], str]] = {}
+"""Cache of `failures_first`: (path of the checkpoint, its mtime in ns, `among`, env_options) -> result."""
 
 
 @one_thread()
-def _search(run: Run, step: int | str | None, among: int) -> tuple[list[int], str]:
-    player, end = _Player([View(run, step)], run.config.seed + EVAL_SEED), time.monotonic() + SEARCH_S
+def _search(run: Run, step: int | str | None, among: int, options: Mapping[str, Any]) -> tuple[list[int], str]:
+    player = _Player([View(run, step, env_options=options)], run.config.seed + EVAL_SEED)
+    end = time.monotonic() + SEARCH_S
     results: list[tuple[bool, float, int]] = []
     try:
         for episode in range(among):
@@ -223,7 +228,10 @@ def timing(env: BatchEnv) -> tuple[int, float, int]:
     """Return env steps per frame, frames per second, and the maximum number of frames of an episode."""
     steps_per_s = env.video_speed / env.control_dt_s
     stride = max(1, round(steps_per_s / FPS))
-    max_s = float(os.environ.get("KIT_FILM_S", MOST_S))
+    text = os.environ.get("KIT_FILM_S", "")
+    if text and not re.fullmatch(r"\d*\.?\d+", text):
+        raise UserError(f"KIT_FILM_S={text!r} must be a number of seconds, such as 10.")
+    max_s = float(text or MOST_S)
     return stride, steps_per_s / stride, min(-(-env.episode_steps // stride), round(max_s * steps_per_s / stride))
 
 

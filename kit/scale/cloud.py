@@ -70,8 +70,7 @@ def task(
     """
     supported = _supported(cloud)
     if spot and "spot" not in supported:
-        reason = "it has only on-demand machines"
-        raise UserError(f"cloud={cloud!r} has no spot machines: {reason}; add --on-demand.")
+        raise UserError(f"cloud={cloud!r} has no spot machines; add --on-demand.")
     if volume and "volumes" not in supported:
         raise UserError(f"volume={volume!r} works only on runpod; use --cloud runpod, or a store instead of a volume.")
     kind, content = files.kind(path), read_yaml(path)

@@ -147,7 +147,7 @@ class Cluster:
         self.room = sum(rooms)
         """Number of jobs that fit at the same time."""
         if not self.room:  # Ray would wait forever without an error
-            available = "; ".join(f"{node.get('CPU', 0):g} and {node.get('GPU', 0):g}" for node in nodes)
+            available = ", ".join(f"{node.get('CPU', 0):g} CPUs and {node.get('GPU', 0):g} GPUs" for node in nodes)
             message = f"cpus={cpus:g}, gpus={gpus:g}: no node of the cluster has that many; the nodes have {available}."
             raise UserError(message)
         self.ray, self.threads = ray, max(1, int(cpus))

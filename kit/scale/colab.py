@@ -48,7 +48,7 @@ def commands(task: dict[str, Any], folder: str | Path, gpu: str | None, hours: f
     `folder` holds the files "secrets" and "job.py". Raises `UserError` for a GPU or a time that Colab lacks.
     """
     if gpu is not None and gpu not in GPUS:
-        raise UserError(f"gpu={gpu!r} is none of Colab's; valid are {', '.join(GPUS)}, or none for a CPU.")
+        raise UserError(f"gpu={gpu!r} is not offered by Colab; choose {', '.join(GPUS)}, or leave it out for a CPU.")
     if hours is not None and not 0 < hours <= MOST_HOURS:
         raise UserError(f"hours={hours:g} must be above 0 and at most {MOST_HOURS:g}, Colab's longest session.")
     of_session = ["-s", f"kit-{task['name']}"]

@@ -21,8 +21,10 @@ IMAGE = "pytorch/pytorch:2.8.0-cuda12.8-cudnn9-runtime"
 """The machine's Docker image: PyTorch for drivers with CUDA 12.8."""
 ENDING_S = 300.0
 """Seconds for the last checkpoints and their uploads, at the end of the paid time."""
+INSTALL_S = 300.0
+"""Most seconds of the paid time that installing kit takes; it is one to five minutes."""
 LEAST_S = 900.0
-"""Minimum paid time in seconds: installing kit takes one to five minutes, and so do the last uploads."""
+"""Minimum paid time in seconds."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ def job(path: str | Path, name: str, dollars: float) -> Job:
         least = machine.usd_per_h * LEAST_S / 3600
         pays = f"dollars={dollars:g} pays for {paid_s / 60:.0f} minutes of {name}"
         raise UserError(f"{pays}; give at least {least:.2f}, for 15 minutes.")
-    task = cloud.task(path, spot=False, hours=(paid_s - ENDING_S) / 3600)
+    task = cloud.task(path, spot=False, hours=(paid_s - INSTALL_S - ENDING_S) / 3600)
     return Job(machine, task["setup"] + task["run"], tuple(task.get("secrets", {})), int(paid_s))
 
 

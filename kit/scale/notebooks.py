@@ -44,7 +44,7 @@ RESULT, PROGRESS = "result.json", "progress.json"
 
 def trained(parameters: Mapping[str, Any]) -> Run | None:
     """Return the run that a notebook with these parameters trains; None if the run directory does not exist yet."""
-    path = Path(str(parameters.get("runs_dir", "runs"))) / str(parameters.get("run_name"))
+    path = Path(str(parameters.get("runs_dir", "runs"))).expanduser() / str(parameters.get("run_name"))
     return Run(path) if (path / "config.yaml").is_file() else None
 
 
@@ -200,7 +200,7 @@ def plan_jobs(path: Path, **resources: Any) -> tuple[list[NotebookJob], Engine]:
             f"{path}: `parameters` and `grid` must be mappings, `jobs` a list of mappings, and each value of `grid` a "
             "list."
         )
-    folder = Path(content.get("runs_dir", "runs")) / f"{stem}.notebooks"
+    folder = Path(content.get("runs_dir", "runs")).expanduser() / f"{stem}.notebooks"
     store = content.get("store")
     jobs, taken = list[NotebookJob](), Counter[str]()
     for entry in job_entries:

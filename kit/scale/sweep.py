@@ -231,7 +231,7 @@ def _update(search: Sweep, opened: _OpenTrial) -> bool:
         _record(search, trial, "COMPLETE", scores[-1][1], steps)
     elif job.stopped:
         Status.mark_pruned(job.path)
-        _record(search, trial, "PRUNED", None, steps, f"behind the others at step {steps:,}")
+        _record(search, trial, "PRUNED", None, steps, f"pruned at step {steps:,}: behind the other trials")
     else:
         _record(search, trial, "FAIL", None, steps, work.error or row["message"] or "it was never evaluated")
     return True

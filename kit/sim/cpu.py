@@ -21,8 +21,9 @@ _ARENA = ("efc_", "iefc_", "efm_", "iacc", "ifrc_", "island_", "map_")  # arrays
 _DIVERGED = [int(w) for w in (mujoco.mjtWarning.mjWARN_BADQPOS, mujoco.mjtWarning.mjWARN_BADQVEL,
                               mujoco.mjtWarning.mjWARN_BADQACC)]  # fmt: skip
 _FULL = [int(w) for w in (mujoco.mjtWarning.mjWARN_CONTACTFULL, mujoco.mjtWarning.mjWARN_CNSTRFULL)]
-DERIVED = ("body_subtreemass", "body_invweight0", "dof_M0", "dof_invweight0", "tendon_invweight0", "actuator_acc0")
-"""Fields of MjModel that `mj_setConst` computes from masses, inertias and gains."""
+DERIVED = ("body_subtreemass", "body_invweight0", "dof_M0", "dof_invweight0", "tendon_length0", "tendon_invweight0",
+           "actuator_acc0")  # fmt: skip
+"""Fields of MjModel that `mj_setConst` computes from masses, inertias, gains and `qpos0`."""
 _BAD_CTRL = int(mujoco.mjtWarning.mjWARN_BADCTRL)
 
 

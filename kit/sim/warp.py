@@ -147,6 +147,7 @@ class WarpSim(Simulator):
         for name, value in self._state.items():
             value.copy_(snapshot[name])
         self._overflow.zero_()
+        self._flags_copied = None  # a copy from before says nothing of the restored state
         self._launch(_FORWARD)  # for fields that were registered after the snapshot
         for name, value in snapshot.items():
             if not name.startswith("model."):

@@ -137,8 +137,8 @@ def size_of(content: Path | bytes) -> int:
     return len(content) if isinstance(content, bytes) else content.stat().st_size
 
 
-def within(seconds: float, call: Callable[[], _T], name: str) -> _T:
-    """Return the result of `call`. Raises `UserError` that contains `name` if the call takes longer than `seconds`.
+def within(seconds: float, call: Callable[[], _T], url: str) -> _T:
+    """Return the result of `call` to the store `url`. Raises `Unusable` if the call takes longer than `seconds`.
 
     The call runs in a daemon thread: if it blocks forever (a dead mount), the process can still exit.
     """
@@ -152,5 +152,5 @@ def within(seconds: float, call: Callable[[], _T], name: str) -> _T:
 
     threading.Thread(target=run, name="store", daemon=True).start()
     if not wait([future], seconds).done:
-        raise UserError(f"{name} did not answer within {seconds:.0f} s; is it mounted and reachable?")
+        raise Unusable(url, f"did not answer within {seconds:.0f} s; is it mounted and reachable?")
     return future.result()

@@ -54,7 +54,7 @@ class BucketStore(Store):
             self.put({}, delete=[PROBE]) if write else self.list()
         except StoreError as error:
             reason = f"cannot be {'written' if write else 'read'} ({error})"
-            raise Unusable(url, f"{reason}; check that it exists and your credentials.") from None
+            raise Unusable(url, f"{reason}; check the bucket's name and your credentials.") from None
 
     def list(self, prefix: str = "") -> dict[str, int]:
         top = self._full(prefix) if prefix else self._root

@@ -93,7 +93,7 @@ def start_sync(run_dir: str | Path, url: str, owner: str | None = None) -> SyncH
     run_dir = Path(run_dir).resolve()
     owner = owner or lease.owner_of(run_dir)
     store = open_store(url, write=True)
-    within(OPEN_S, lambda: _claim(store, run_dir, owner), f"store={url!r}")
+    within(OPEN_S, lambda: _claim(store, run_dir, owner), url)
     return SyncHandle(run_dir, url, owner)
 
 

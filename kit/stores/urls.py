@@ -24,7 +24,7 @@ def open_store(url: str | os.PathLike[str], write: bool = False) -> Store:
     that is missing or read-only.
     """
     url = os.fspath(url)
-    return within(OPEN_S, lambda: _open(url, write), f"store={url!r}")
+    return within(OPEN_S, lambda: _open(url, write), url)
 
 
 def _open(url: str, write: bool) -> Store:

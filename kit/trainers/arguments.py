@@ -34,14 +34,17 @@ POLICY_KWARGS = ("net_arch", "activation_fn", "ortho_init", "log_std_init", "ful
 
 INF = float("inf")
 RANGES = {
-    **dict.fromkeys(("learning_rate", "gamma", "gae_lambda", "tau", "clip_range", "teacher_until"), (0.0, 1.0)),
+    **dict.fromkeys(("learning_rate", "gamma", "gae_lambda", "tau", "clip_range"), (0.0, 1.0)),
+    **dict.fromkeys(("teacher_until", "random_share", "normalize gamma"), (0.0, 1.0)),
     **dict.fromkeys(("clip_range_vf", "vf_coef", "max_grad_norm", "target_kl", "rms_prop_eps"), (0.0, INF)),
-    **dict.fromkeys(("teacher_noise", "state_coef"), (0.0, INF)),
+    **dict.fromkeys(("teacher_noise", "state_coef", "exploration_noise"), (0.0, INF)),
+    **dict.fromkeys(("normalize clip_obs", "normalize clip_reward", "normalize epsilon"), (0.0, INF)),
 }
 """Hyperparameter -> (smallest, largest) valid value. For a schedule, only the start value is checked."""
 
 COUNTS = {
     **dict.fromkeys(("n_steps", "batch_size", "n_epochs", "buffer_size", "train_freq"), 1),
+    **dict.fromkeys(("policy_delay", "target_update_interval", "stats_window_size"), 1),
     **{"learning_starts": 0, "gradient_steps": -1, "random_shift": 0, "critic_warmup": 0},
 }
 """Hyperparameters that must be whole numbers -> smallest valid value."""

@@ -55,8 +55,8 @@ class TensorTrainer(BaseAlgorithm):
 
     :param learning_rate: size of the steps in which weights change; usual: 0.00003 to 0.001. lin_0.0003 falls to 0
         during the run. Too large: the curve jumps or collapses. Too small: hardly anything is learnt
-    :param gamma: discount: how much less a reward counts with each step that it lies in the future; usual: 0.95 to
-        0.997. With 0.99, rewards more than about 100 steps away hardly count
+    :param gamma: discount factor: a reward k steps in the future counts gamma^k as much; usual: 0.95 to 0.997. With
+        0.99, rewards more than about 100 steps away hardly count
     :param batch_size: steps in a minibatch, from which one gradient is computed; usual: 64 to 4,096
     :param ent_coef: weight of the entropy, that is, how much random actions are rewarded; usual for PPO and A2C: 0 to
         0.02. Larger: more exploration. SAC learns it with auto, or auto_0.1 to begin with 0.1
@@ -241,7 +241,7 @@ class TensorTrainer(BaseAlgorithm):
         if not bool(torch.isfinite(rewards).all()):
             raise UserError(
                 f"a reward is NaN or infinite, before step {self.num_timesteps:,}; `kit check ENV` looks for the step "
-                "in your own task; mend it and resume from the last checkpoint."
+                "in your own task; correct it and resume from the last checkpoint."
             )
 
     # -- exact state -----------------------------------------------------------------------------------------------
@@ -343,8 +343,8 @@ class TensorTrainer(BaseAlgorithm):
 
     def _excluded_save_params(self) -> list[str]:
         ours = [
-            "on_boundary", "should_stop", "tensor_env", "normalizer", "iteration", "_unread", "_normalize",
-            "_ready", "_actors", "_attached", "_last_obs", "_last_episode_starts", "_last_original_obs",
+            "on_boundary", "on_divergence", "should_stop", "tensor_env", "normalizer", "iteration", "_unread",
+            "_normalize", "_ready", "_actors", "_attached", "_last_obs", "_last_episode_starts", "_last_original_obs",
         ]  # fmt: skip
         return [*super()._excluded_save_params(), *ours]
 

@@ -103,7 +103,8 @@ def plan(config: RunConfig) -> Plan:
     env = envs.describe(config.env, config.env_options)
     if not isinstance(env.action_space, record.actions):
         kinds = " or ".join(kind.__name__ for kind in record.actions)
-        raise UserError(f"algo={config.algo!r} acts in {kinds} spaces and env={config.env!r} has {env.action_space}.")
+        has = f"env={config.env!r} has {env.action_space}"
+        raise UserError(f"algo={config.algo!r} supports {kinds} actions, and {has}.")
     stacks = encoders.sees_clips(env.observation_space, env.obs_groups)
     images = encoders.sees_images(env.observation_space)
     device = device_of(config, images)

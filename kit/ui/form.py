@@ -33,6 +33,7 @@ class Form:
     def __init__(self, config: RunConfig, on_change: Callable[[], None], dollars_per_hour: float | None = None) -> None:
         self._w = w = need("ipywidgets", "notebook")
         self.entries: dict[str, Any] = {}
+        self._suggested = to_text(sensible_steps(config.env))
         for field in dataclasses.fields(RunConfig):
             entry = self._entry(field, _field_text(getattr(config, field.name)))
             entry.add_class(f"kit-field-{field.name}")
@@ -85,10 +86,10 @@ class Form:
             entry.value = text
 
     def _suggest(self, change: Any) -> None:
-        """Suggest the new task's `total_steps`, unless the user has changed the previous suggestion."""
-        before, after = sensible_steps(change["old"]), sensible_steps(change["new"])
-        if after and self.entries["total_steps"].value == to_text(before):
-            self.entries["total_steps"].value = to_text(after)
+        """Suggest the new task's `total_steps`, unless the user has changed the last suggestion."""
+        steps = sensible_steps(change["new"])  # none for a name that is half typed
+        if steps and self.entries["total_steps"].value == self._suggested:
+            self._suggested = self.entries["total_steps"].value = to_text(steps)
 
     def _entry(self, field: dataclasses.Field[Any], text: str) -> Any:
         w, name, default = self._w, field.name, getattr(RunConfig(), field.name)

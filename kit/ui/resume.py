@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kit.runs.api import resume
-from kit.runs.finding import RunList, list_runs
+from kit.runs.finding import RunList, list_runs, local_runs
 from kit.runs.run import Run
 from kit.runs.status import EMPTY
 from kit.scale.background import JobRow
@@ -83,7 +83,7 @@ class ResumePanel(Panel):
 
     def _beat(self) -> None:
         """Redraw the list if another program has started or ended a run."""
-        if [(line.name, line.now["state"]) for line in list_lines(self.runs_dir)] != self._listed:
+        if [(run.name, run.status()["state"]) for run in local_runs(self.runs_dir)[:SHOWN]] != self._listed:
             self._changed()
 
     def _changed(self) -> None:
@@ -149,7 +149,7 @@ def store_entry(w: Any, store: str | None, on_choice: Callable[[str], None]) -> 
         value=store or "", description="store", placeholder="drive:kit, hf://you/runs, s3://bucket/runs, a path",
         continuous_update=False, layout=w.Layout(width="100%", max_width="450px"),
     )  # fmt: skip
-    look = w.Button(description="Look", icon="search", layout=w.Layout(flex="0 0 auto", width="96px"))
+    look = w.Button(description="List runs", icon="search", layout=w.Layout(flex="0 0 auto", width="96px"))
     look.add_class("kit-look-button")
 
     def pressed(_: Any) -> None:

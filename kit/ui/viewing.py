@@ -120,7 +120,7 @@ class Viewer:
         self._build(self._server.gui, chosen or next(iter(self._policies)))
         self._asked_port, self._open[port] = port, self
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._play, name=f"view-{self.name}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"view-{self.name}", daemon=True)
         self._thread.start()
 
     _open: dict[int, Viewer] = {}  # noqa: RUF012 - of this process
@@ -306,6 +306,14 @@ class Viewer:
             return None
 
     # -- playing ---------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        """Play until the viewer is closed. An error, such as of a damaged checkpoint, is shown as the caption."""
+        try:
+            self._play()
+        except Exception as error:
+            self._caption.content = f"The viewer stopped ({type(error).__name__}: {error}); open it again."
+            raise
 
     def _play(self) -> None:
         torch.set_num_threads(1)

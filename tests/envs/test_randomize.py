@@ -87,6 +87,20 @@ def test_snapshots_contain_the_drawn_values(simulator: None) -> None:
         assert all(torch.equal(a, b) for a, b in zip(one[:4], two[:4], strict=True))
 
 
+def test_noise_reaches_the_first_observation_of_single_envs_with_cameras() -> None:
+    """Env 0 ends alone; its first joint velocity would be 0 without noise."""
+    options = {"randomize": {"noise": True}, "size": 16, "cameras": ["front"], "frames": 2}
+    env = make_vec("ReachVision", 3, threads=1, env_options=options)
+    env.start_training(0)
+    short = env.snapshot()
+    short["length"][0] = env.episode_steps - 1
+    env.restore(short)
+    obs, _, _, truncated, _ = env.step(torch.zeros(3, 7))
+    assert truncated.tolist() == [True, False, False]
+    velocity = obs["joints"][0, 7:14]
+    assert ((velocity != 0) & (velocity.abs() <= 0.01)).all()
+
+
 def test_nothing_is_randomised_by_default() -> None:
     plain, off = make_vec("Ant", 2, seed=3), make_vec("Ant", 2, seed=3, env_options={"randomize": False})
     for _ in range(3):
@@ -100,6 +114,7 @@ def test_nothing_is_randomised_by_default() -> None:
         (["mas"], r"randomize 'mas' is not one of env='.*Varied.'s terms; it has mass, drag, delay, line, noise"),
         ({"mass": [0, 2]}, r"randomize mass=\[0, 2\] is not a range; write \[low, high\], such as \[1, 4\]"),
         ({"delay": [0, 1.5]}, r"randomize delay=\[0, 1.5\] must be whole numbers of steps"),
+        ([["mass", [1, 2]]], r"is not true, false, a list of names or a mapping"),
         ("mass", r"randomize='mass' is not true, false, a list of names or a mapping"),
     ],
 )

@@ -73,6 +73,9 @@ def test_a_diverged_env_terminates_with_zeros():
         def terminated(self) -> torch.Tensor:
             return torch.zeros(self.sim.n, dtype=torch.bool)
 
+        def info(self) -> dict[str, torch.Tensor]:
+            return {"ratio": self.sim.qpos[:, 0] / self.sim.qpos[:, 0]}  # NaN after a reset
+
     env = TensorEnv(Unstable(), 2)
     saved = env.snapshot()
     saved["sim.state"][1, 2] = 1e12  # time, qpos, qvel
@@ -81,7 +84,7 @@ def test_a_diverged_env_terminates_with_zeros():
         _, reward, terminated, truncated, info = env.step(FORCES[:2])
     assert terminated.tolist() == [False, True] and truncated.tolist() == [False, False]
     assert info["final_obs"].tolist() == [[1, 1], [0, 0]] and reward.tolist() == [1, 0]
-    assert info["success"].tolist() == [False, False]
+    assert info["success"].tolist() == [False, False] and info["ratio"].tolist() == [1, 0]
 
 
 def test_snapshots_contain_totals_and_episode_lengths():

@@ -8,7 +8,7 @@ import torch
 import kit
 from kit.errors import UserError
 from kit.runs.api import rename
-from kit.runs.finding import family, local_runs
+from kit.runs.finding import family, local_runs, locate_step
 from kit.runs.session import Session
 from tests.runs.crash import create
 
@@ -81,6 +81,20 @@ def test_family_lists_runs_after_their_parents(parents, tmp_path) -> None:
     with pytest.raises(UserError, match="second is where third started from; keep the name, and write a note"):
         rename(second, "middle")
     assert rename(third, "last").parent == ("second", 64) and not third.path.exists()
+
+
+def test_a_branch_may_have_the_name_of_its_parent_in_another_folder(parents, tmp_path) -> None:
+    named = kit.train(start_from=parents["PPO"].path, run_name="ppo", runs_dir=str(tmp_path / "me@host"))
+    assert [run.name for run in family(local_runs(named.path.parent))] == ["ppo"]
+    assert locate_step(named.path, "runs")[1] is None, "the folder's name contains an @"
+    assert locate_step(f"{named.path}@best", "runs")[1] == "best"
+    assert rename(named, "other").name == "other"
+
+
+def test_a_step_that_is_no_number_is_refused(parents, tmp_path) -> None:
+    for source in (f"{parents['PPO'].path}@foo", f"{parents['PPO'].path}@"):
+        with pytest.raises(UserError, match="is not a step; give a number such as 100000, best or latest"):
+            kit.train(start_from=source, runs_dir=str(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -129,6 +129,6 @@ def test_status_reports_that_the_copier_has_ended(tmp_path: Path) -> None:
     run = create(tmp_path, "run")
     said = {"url": "/store", "step": 64, "time": 0.0, "state": "failing", "error": "starting it again"}
     (run.path / ".sync.json").write_text(json.dumps({**said, "updated": time.time() - 61}))
-    assert "the copier process has ended" in run.status()["store"]["error"]
+    assert "copying to the store has stopped" in run.status()["store"]["error"]
     (run.path / ".sync.json").write_text(json.dumps({**said, "updated": time.time() - 5}))
     assert run.status()["store"]["error"] == "starting it again"

@@ -76,6 +76,8 @@ def test_a_run_is_recorded_in_its_own_env(tmp_path):
     episode = minari.MinariDataset(path)[0]
     actor = run.policy("best").as_actor()
     assert torch.allclose(actor(torch.tensor(episode.observations[:-1]))[0], torch.tensor(episode.actions), atol=1e-5)
+    with pytest.raises(UserError, match="step=0 has no checkpoint"):
+        kit.record(run.path, tmp_path / "untrained", step=0)
 
 
 def test_bc_learns_from_a_dataset(tmp_path, numbers):

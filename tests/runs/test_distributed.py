@@ -164,7 +164,7 @@ def test_killing_one_rank_ends_the_other_and_one_or_two_ranks_can_resume(tmp_pat
     psutil.wait_procs([other], timeout=60)
     assert not other.is_running()
     if not leads:
-        assert "another process of this run is gone" in cut.status()["message"]
+        assert "another process of this run has ended" in cut.status()["message"]
     alone = tmp_path / "alone"
     shutil.copytree(cut.path, alone)
     assert kit.resume(cut.path).status()["state"] == "finished"

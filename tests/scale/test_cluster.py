@@ -97,7 +97,7 @@ def test_runs_finish_after_a_worker_and_a_node_are_lost(cluster: Any) -> None:
 
 
 def test_resources_that_no_node_has_are_refused(cluster: Any) -> None:
-    with pytest.raises(UserError, match=r"cpus=64, gpus=0: no node of the cluster .*; the nodes have 1 and 0"):
+    with pytest.raises(UserError, match=r"cpus=64, gpus=0: no node of the cluster .*; the nodes have 1 CPUs and 0"):
         kit.batch([FIELDS], name="far", on="ray", cpus=64)
     with pytest.raises(UserError, match=r"gpus=0\.25: no node"):
         kit.batch([FIELDS], name="far", on="ray", gpus=0.25)
@@ -135,7 +135,7 @@ def test_run_of_two_processes_resumes_after_losing_one(cluster: Any) -> None:
     (row,) = kit.batch([both], name="far", on="ray", on_progress=disturb)
     assert killed and row["state"] == "finished", row
     run = kit.Run(f"runs/{row['name']}")
-    assert "another process of this run is gone" in run.log() and "resumed from step" in run.log()
+    assert "another process of this run has ended" in run.log() and "resumed from step" in run.log()
     quiet = kit.train(**both, run_name="quiet")
     assert fingerprint(run) == fingerprint(quiet)
 

@@ -119,7 +119,7 @@ def test_a_session_that_cannot_be_ended_is_named(
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["launch", "--gpu", "V100"], "gpu='V100' is none of Colab's; valid are T4, L4, G4, A100, H100"),
+        (["launch", "--gpu", "V100"], "gpu='V100' is not offered by Colab; choose T4, L4, G4, A100, H100"),
         (["launch", "--hours", "30"], "hours=30 must be above 0 and at most 24"),
         (["launch"], "HF_TOKEN is not set in this shell"),
         (["launch", "--dollars", "2"], "costs compute units, not dollars"),

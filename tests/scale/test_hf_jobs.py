@@ -42,7 +42,7 @@ def test_a_job_is_sent_with_its_limit_and_the_stores_secret(
     assert sent["flavor"] == "t4-small" and sent["timeoutSeconds"] == 7200, "0.6 dollars an hour"
     assert sent["secrets"] == {"HF_TOKEN": WRITE_TOKEN} and WRITE_TOKEN not in str(sent["command"])
     script = sent["command"][2]
-    assert "timeout --signal=INT 6900 kit batch reach.yaml" in script, "five minutes remain to stop and upload"
+    assert "timeout --signal=INT 6600 kit batch reach.yaml" in script, "five minutes to install, and five to upload"
     assert script.startswith("pip install") and sent["dockerImage"] == hf_jobs.IMAGE
 
 

@@ -209,7 +209,7 @@ def test_pruner_compares_trials_with_different_iteration_lengths() -> None:
     path = write(trials=5, space={"n_steps": [16, 28], "batch_size": [8, 16]})
     begun(path, {"n_steps": "28", "batch_size": "8"})
     (row,) = kit.sweep(path).rows()[4:]
-    assert row["state"] == "pruned" and "behind the others" in row["message"], row
+    assert row["state"] == "pruned" and "behind the other trials" in row["message"], row
     assert kit.Run(f"runs/{row['run']}").config.overrides["n_steps"] == 28
 
 
@@ -231,7 +231,7 @@ def test_bad_trial_is_pruned_and_the_page_shows_the_best_config() -> None:
     found = kit.sweep(path)
     behind, ahead = found.rows()[4:]
     assert (behind["state"], ahead["state"]) == ("pruned", "complete")
-    assert behind["steps"] < 640 and "behind the others at step" in behind["message"]
+    assert behind["steps"] < 640 and "pruned at step" in behind["message"]
     assert kit.Run(f"runs/{behind['run']}").status()["state"] == "interrupted", "it can be resumed"
     with pytest.raises(UserError, match="holds no unfinished run"):
         kit.resume()

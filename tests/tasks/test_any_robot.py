@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 
 import mujoco
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 import kit
-from kit.envs import make_vec
+from kit.envs import describe, make_vec
 from kit.envs.vec import TensorEnv
 from kit.errors import UserError
 from kit.tasks.joystick.legged import find_robot
@@ -40,6 +41,14 @@ def test_a_motor_at_a_site_limits_no_joint():
       </actuator>
     </mujoco>""")
     assert torque_limits(model, ["knee"]) == [40.0]
+
+
+def test_an_edited_robot_file_is_read_again(tmp_path):
+    path = arm(tmp_path / "arm.xml")
+    assert describe(f"reach:{path}").action_space.shape == (4,)
+    path.write_text(path.read_text().replace('<joint name="wrist" axis="0 1 0" range="-2 2"/>', ""))
+    os.utime(path, ns=(0, 10**9))  # at another time
+    assert describe(f"reach:{path}").action_space.shape == (3,)
 
 
 @pytest.fixture(params=["mjcf", "urdf"])
@@ -136,7 +145,7 @@ TENDON = '<tendon><fixed name="belt"><joint joint="fl_hip" coef="1"/><joint join
          "joint fl_hip has no torque limit, from which its motor's gains follow; set env_options gains"),
         (lambda at: dog(at / "dog.xml"), {"home": {"fl_ankle": 1}}, "home fl_ankle=1 is not one of"),
         (lambda at: dog(at / "dog.xml"), {"home": [0.1]}, "home=[0.1] must map joints to angles"),
-        (lambda at: dog(at / "dog.xml"), {"home": HOME, "feet": ["fl_shin", "paw"]}, "feet paw"),
+        (lambda at: dog(at / "dog.xml"), {"home": HOME, "feet": ["fl_shin", "paw"]}, "feet: 'paw' is not a body of .*dog.xml with contacts; "),
         (lambda at: dog(at / "dog.xml"), {"home": HOME, "gains": [1]}, "gains=[1] must be [kp, kd]"),
         (lambda at: dog(at / "dog.xml", names=("fl",)), {"home": {"fl_thigh": 0.8, "fl_knee": -1.6}},
          "only fl_shin reaches the ground in its standing pose"),
@@ -180,7 +189,7 @@ def test_any_arm_is_moved_to_its_goals_by_script_and_trains(tmp_path, monkeypatc
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"hand": "claw"}, "hand claw='claw' is not one of"),
+        ({"hand": "claw"}, "hand='claw' is neither a body nor a site of"),
         ({"home": {"elbow": 9.0}}, "joint elbow would start at 9 rad, outside its range of -2 to 2"),
         ({"home": "up"}, "home='up' must map joints to angles"),
         ({"hand": "left"}, "joint left slides, and only hinges are supported"),

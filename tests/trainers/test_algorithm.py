@@ -62,7 +62,7 @@ def test_every_supported_space_can_be_trained(algo: str, observation: str, actio
         **SOURCE.get(algo, {}), overrides=SMALL[algo] | {"policy_kwargs": {"net_arch": [8]}},
     )  # fmt: skip
     if not isinstance(ACTIONS[action], find(algo).actions):
-        with pytest.raises(UserError, match=f"algo='{algo}' acts in Box spaces"):
+        with pytest.raises(UserError, match=f"algo='{algo}' supports Box actions"):
             resolve(asked)
         return
     config = resolve(asked)

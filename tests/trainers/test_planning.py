@@ -131,7 +131,7 @@ def test_a_batch_that_does_not_divide_is_refused_with_one_that_does():
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"env": "CartPole-v1", "algo": "SAC"}, "algo='SAC' acts in Box spaces and env='CartPole-v1' has Discrete"),
+        ({"env": "CartPole-v1", "algo": "SAC"}, "algo='SAC' supports Box actions, and env='CartPole-v1' has Discrete"),
         ({"env": "FrozenLake-v1", "encoder": "nature_cnn"}, "encoder='nature_cnn' needs images"),
         ({"env": "Reach", "env_options": {"size": 3}}, "env_options size=3 is not one of Reach's"),
         ({"env": "nowhere:Corridor"}, "there is no module 'nowhere' on the path"),

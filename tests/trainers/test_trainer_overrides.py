@@ -8,7 +8,7 @@ from stable_baselines3.common.utils import LinearSchedule
 
 from kit.errors import UserError
 from kit.trainers.algorithm import find
-from kit.trainers.arguments import arguments
+from kit.trainers.arguments import arguments, complete
 
 
 def test_valid_overrides_are_converted() -> None:
@@ -48,6 +48,10 @@ def test_valid_overrides_are_converted() -> None:
         ("PPO", {"gamma": 1.9}, ["gamma", "1.9", "at least 0 and at most 1"]),
         ("SAC", {"learning_rate": "lin_10"}, ["learning_rate", "lin_10", "at most 1"]),
         ("PPO", {"max_grad_norm": -1}, ["max_grad_norm", "-1", "at least 0"]),
+        ("SAC", {"random_share": 2}, ["random_share", "at most 1"]),
+        ("TD3", {"exploration_noise": -1}, ["exploration_noise", "at least 0"]),
+        ("PPO", {"normalize": {"gamma": 5}}, ["normalize gamma", "at most 1"]),
+        ("PPO", {"normalize": {"clip_obs": -1}}, ["normalize clip_obs", "at least 0"]),
         ("PPO", {"normalize": "yes"}, ["normalize", "yes"]),
         ("PPO", {"normalize": {"norm_ob": True}}, ["norm_ob", "norm_obs"]),
         ("PPO", {"policy_kwargs": {"net_arc": [64]}}, ["net_arc", "net_arch"]),
@@ -65,3 +69,13 @@ def test_invalid_overrides_are_refused_in_one_sentence(algo: str, overrides: dic
     for word in words:
         assert word in str(refusal.value)
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("algo", "name", "value"),
+    [("TD3", "policy_delay", 0), ("CrossQ", "policy_delay", 0), ("SAC", "target_update_interval", 0),
+     ("PPO", "stats_window_size", -1)],
+)  # fmt: skip
+def test_counts_that_would_divide_by_zero_are_refused(algo: str, name: str, value: int) -> None:
+    with pytest.raises(UserError, match=f"{name}={value} must be a whole number of at least 1"):
+        complete(find(algo), {}, {name: value})

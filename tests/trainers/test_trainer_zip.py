@@ -3,6 +3,7 @@
 import io
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,8 @@ def test_plain_sb3_loads_it_where_this_library_is_not_installed(tmp_path: Path) 
 def test_a_saved_zip_trains_further_in_sb3_and_in_kit(algo: str) -> None:
     """Includes the optimizer state: one step with equal gradients gives equal weights in all three models."""
     model = trainer(algo)
+    lock = threading.Lock()
+    model.on_divergence = lambda found: lock.acquire()  # as in a run, something that cannot be pickled
     model.learn(200)
     file = io.BytesIO()
     model.save(file)

@@ -60,7 +60,7 @@ def choose_and_begin(train: Notebook, name: str) -> Run:
     type_in(train, "total_steps", str(STEPS))
     train.page.locator(".kit-hyperparameters >> text=Hyperparameters").click()
     train.page.locator(".kit-hyper-gamma input").fill("0.95")
-    train.see(".kit-hyper-gamma .kit-help", "discount: how much less")
+    train.see(".kit-hyper-gamma .kit-help", "discount factor: a reward k steps")
     train.page.locator(".kit-hyper-learning_rate input").focus()
     above = train.page.locator(".kit-hyper-learning_rate .kit-help").bounding_box()
     train.page.mouse.click(above["x"] + above["width"] - 20, above["y"] + above["height"] / 2)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import mujoco
 import numpy as np
 
-from kit.errors import UserError, check_names
+from kit.errors import UserError, suggest
 from kit.tasks.joystick.model import add_sensors, dress, simplify_physics, stand_on_floor
 from kit.tasks.robot_file import FREE, check_ranges, checked_home, hinges, load, torque_limits
 
@@ -141,7 +141,10 @@ def _soles(
         names = {model.body(body).name: body for body in bodies}
         if not isinstance(feet, list | tuple) or len(feet) < 2:
             raise UserError(f"env_options feet={feet!r} must be a list of at least two bodies of the robot.")
-        check_names("env_options feet", dict.fromkeys(feet), f"{robot}, as bodies with contacts,", names)
+        for foot in feet:
+            if foot not in names:
+                known = suggest(str(foot), names)
+                raise UserError(f"env_options feet: {foot!r} is not a body of {robot} with contacts; {known}.")
         bodies = {names[name] for name in feet}
     else:
         parents = set(model.body_parentid.tolist())

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import mujoco
 import numpy as np
 
-from kit.errors import UserError, check_names
+from kit.errors import UserError, suggest
 from kit.sim.studio import looking, studio
 from kit.tasks.robot_file import HINGE, check_ranges, checked_home, hinges, load, ranges, torque_limits
 
@@ -84,7 +84,9 @@ def _hand(robot: str, model: mujoco.MjModel, hand: str | None) -> tuple[np.ndarr
         bodies = {model.body(i).name: i for i in range(1, model.nbody)}
         if hand in sites:
             return model.site_pos[sites[hand]].copy(), int(model.site_bodyid[sites[hand]])
-        check_names("env_options hand", {str(hand): hand}, f"{robot}, as bodies or sites,", [*sites, *bodies])
+        if hand not in bodies:
+            known = suggest(str(hand), [*sites, *bodies])
+            raise UserError(f"env_options hand={hand!r} is neither a body nor a site of {robot}; {known}.")
         return np.zeros(3), bodies[hand]
     moving = {int(model.body_rootid[body]) for body in model.jnt_bodyid}
     if len(moving) != 1:

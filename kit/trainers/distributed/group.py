@@ -168,4 +168,4 @@ class ProcessGroup:
                 with suppress(subprocess.TimeoutExpired):
                     if other.wait(EXIT_CODE_S) == 1:
                         raise RuntimeError(f"process {rank} of this run failed") from error
-            raise Interrupted("another process of this run is gone") from error
+            raise Interrupted("another process of this run has ended") from error
