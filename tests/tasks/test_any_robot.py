@@ -145,7 +145,7 @@ TENDON = '<tendon><fixed name="belt"><joint joint="fl_hip" coef="1"/><joint join
          "joint fl_hip has no torque limit, from which its motor's gains follow; set env_options gains"),
         (lambda at: dog(at / "dog.xml"), {"home": {"fl_ankle": 1}}, "home fl_ankle=1 is not one of"),
         (lambda at: dog(at / "dog.xml"), {"home": [0.1]}, "home=[0.1] must map joints to angles"),
-        (lambda at: dog(at / "dog.xml"), {"home": HOME, "feet": ["fl_shin", "paw"]}, "feet: 'paw' is not a body of .*dog.xml with contacts; "),
+        (lambda at: dog(at / "dog.xml"), {"home": HOME, "feet": ["fl_shin", "paw"]}, "feet: 'paw' is not a body of"),
         (lambda at: dog(at / "dog.xml"), {"home": HOME, "gains": [1]}, "gains=[1] must be [kp, kd]"),
         (lambda at: dog(at / "dog.xml", names=("fl",)), {"home": {"fl_thigh": 0.8, "fl_knee": -1.6}},
          "only fl_shin reaches the ground in its standing pose"),
