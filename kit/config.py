@@ -198,12 +198,13 @@ class RunConfig:
     def from_text(name: str, text: str) -> Any:
         """Parse `text`, typed by the user, as the value of the field `name`.
 
-        1e6, 400k and 1,000,000 are numbers, mappings are JSON, and empty text is None where the field allows None.
+        1e6, 400k and 1,000,000 are numbers, mappings are JSON, and an empty text or "none" is None where the field
+        allows it.
         """
         kinds, text = _alternatives(typing.get_type_hints(RunConfig)[name]), text.strip()
         if dict in kinds:
             return _mapping(name, text)
-        if not text and types.NoneType in kinds:
+        if text.lower() in ("", "none", "null") and types.NoneType in kinds:
             return None
         if int in kinds and re.fullmatch(r"\d{1,3}\.\d{3}", text):
             thousands = text.replace(".", "")
@@ -305,12 +306,13 @@ def _choice(name: str, value: str, valid: Sequence[str]) -> str:
 
 def _mapping(name: str, text: str) -> dict[str, Any]:
     """Parse `text`, the value of the field `name`, as a JSON mapping; empty text is an empty mapping."""
+    example = """'{"gamma": 0.98}'""" if name == "overrides" else """'{"size": 64}'"""
     try:
         value = json.loads(text or "{}")
     except ValueError as error:
-        raise UserError(f"{name}={text!r} is not JSON ({error}); write '{{\"gamma\": 0.98}}'.") from None
+        raise UserError(f"{name}={text!r} is not JSON ({error}); write {example}.") from None
     if not isinstance(value, dict):
-        raise UserError(f"{name}={text!r} is not a JSON mapping; write '{{\"gamma\": 0.98}}'.")
+        raise UserError(f"{name}={text!r} is not a JSON mapping; write {example}.")
     return value
 
 

@@ -170,6 +170,8 @@ def test_names_are_case_insensitive():
         ("n_envs", "auto", "auto"),
         ("checkpoint_every", "5m", "5m"),
         ("run_name", "", None),
+        ("store", "none", None),
+        ("session_limit", "None", None),
         ("run_name", "123", "123"),
         ("env_options", '{"length": 5}', {"length": 5}),
         ("overrides", "", {}),

@@ -41,7 +41,7 @@ def add_commands(add: Add) -> None:
     batch = add("batch", does, _batch, reports=True)
     batch.add_argument(
         "action", nargs="?", choices=("status", "retry", "collect"),
-        help="status: print the state of all jobs and train nothing; retry: train failed jobs again; "
+        help="status: print the state of all jobs and train nothing; retry: execute failed notebooks again, too; "
         "collect: download results from the store and train nothing; default: train",
     )  # fmt: skip
     batch.add_argument(

@@ -195,6 +195,8 @@ def create(
     """
     from kit import envs
 
+    if config is not None and not isinstance(config, RunConfig):
+        raise UserError(f"config={config!r} is not a RunConfig; name fields instead, such as kit.train(env='Reach').")
     user_config, warm = config, None
     config = (user_config or RunConfig()).replace(**changes)
     if start_from is not None:

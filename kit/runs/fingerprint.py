@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from pathlib import Path
 from typing import Any
 
 from kit.errors import UserError
@@ -13,13 +14,14 @@ from kit.runs.metrics import CLOCK
 from kit.runs.run import Run
 
 
-def fingerprint(run: Run, step: int | None = None) -> str:
+def fingerprint(run: Run | str | Path, step: int | None = None) -> str:
     """Return the hex SHA-256 of the checkpoint at `step` (default: the latest).
 
     Covers every tensor's name, dtype, shape and bytes, every other value, the replay data, and the metric rows up to
     `step` without columns that depend on the machine. The split of replay data into files does not matter. Raises
     `Damaged` or `UserError`.
     """
+    run = run if isinstance(run, Run) else Run(run)
     saved = run.find("latest" if step is None else step)
     state = saved.read()
     if "session" not in state:

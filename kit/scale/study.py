@@ -100,6 +100,8 @@ def plan(
     engine = Engine.of(content, **resources)
     content = with_shared_runs_dir(content) if engine.on else content
     search = Plan(name or folder_name(Path(path).stem), RunConfig.from_dict(mark_source(content, path)), **settings)
+    if search.base.eval_every == 0:
+        raise UserError(f"{path}: eval_every=0 gives a search no scores to compare; leave it out.")
     if search.pruner not in PRUNERS:
         raise UserError(f"{path}: pruner={search.pruner!r} is unknown; valid are {', '.join(PRUNERS)}.")
     if isinstance(search.trials, bool) or not isinstance(search.trials, int) or search.trials < 1:

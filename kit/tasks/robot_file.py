@@ -25,7 +25,8 @@ def load(robot: str) -> mujoco.MjSpec:
     if path.suffix not in SUFFIXES:
         spec = fetch(robot)
     elif not path.is_file():
-        raise UserError(f"the robot's file {robot} does not exist in {Path.cwd()}; put it there.")
+        where = "" if path.is_absolute() else f" in {Path.cwd()}; put it there"
+        raise UserError(f"the robot's file {robot} does not exist{where}.")
     else:
         try:
             spec = mujoco.MjSpec.from_file(str(path))

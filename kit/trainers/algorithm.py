@@ -94,7 +94,7 @@ def find(algo: str) -> Algorithm:
     except (ImportError, AttributeError) as error:
         raise UserError(f"algo={algo!r} cannot be loaded ({error}); write module:NAME of an Algorithm.") from None
     if not isinstance(record, Algorithm):
-        raise UserError(f"algo={algo!r} is a {type(record).__name__}, not an Algorithm (kit.trainers.algorithm).")
+        raise UserError(f"algo={algo!r} is not a record (kit.trainers.algorithm.Algorithm); name the record.")
     return record
 
 

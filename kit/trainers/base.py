@@ -236,12 +236,12 @@ class TensorTrainer(BaseAlgorithm):
         if self.tensor_env.stage is not None:
             self.logger.record("rollout/stage", int(self.tensor_env.stage))
 
-    def _check_finite(self, rewards: torch.Tensor) -> None:
-        """Raise `UserError` if one of the `rewards` (or returns) is NaN or infinite: the policy would become NaN."""
-        if not bool(torch.isfinite(rewards).all()):
+    def _check_finite(self, values: torch.Tensor) -> None:
+        """Raise `UserError` if one of the rewards, returns or `values` is NaN or infinite: the policy would be NaN."""
+        if not bool(torch.isfinite(values).all()):
             raise UserError(
-                f"a reward is NaN or infinite, before step {self.num_timesteps:,}; `kit check ENV` looks for the step "
-                "in your own task; correct it and resume from the last checkpoint."
+                f"a reward or an observation is NaN or infinite, before step {self.num_timesteps:,}; `kit check ENV` "
+                "looks for the step in your own task; correct it and resume from the last checkpoint."
             )
 
     # -- exact state -----------------------------------------------------------------------------------------------

@@ -62,7 +62,7 @@ class OffPolicyTrainer(ReplayTrainer, OffPolicyAlgorithm):
 
     def _setup_model(self) -> None:
         if self.n_steps != 1 or self.action_noise is not None:
-            raise UserError(f"n_steps={self.n_steps} and action_noise are not supported; leave them out.")
+            raise UserError(f"n_steps={self.n_steps} or action_noise: neither is supported; leave it out.")
         super()._setup_model()
         self._scheduled = [optimizer for optimizer, _ in self._optimizers().values()]
 

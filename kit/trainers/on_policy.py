@@ -74,7 +74,8 @@ class OnPolicyTrainer(TensorTrainer, OnPolicyAlgorithm):
             self._update_current_progress_remaining(self.num_timesteps, total_timesteps)
             self._log_now = self.iteration % log_interval == 0 or self.num_timesteps >= total_timesteps
             if self._log_now or self.device.type == "cpu":  # on a GPU, reading it synchronises
-                self._check_finite(self.rollout_buffer.rewards)
+                # a value is NaN if an observation is
+                self._check_finite(torch.stack([self.rollout_buffer.rewards, self.rollout_buffer.values]))
             self.train()
             if self._log_now:
                 self._log_episodes()

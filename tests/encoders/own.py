@@ -20,7 +20,7 @@ class Edges(ImageExtractor):
 class Grid(nn.Module):
     def forward(self, clips: torch.Tensor) -> torch.Tensor:
         edges = (clips[..., 1:, 1:] - clips[..., :-1, :-1]).abs() / 255.0
-        return nn.functional.adaptive_avg_pool2d(edges.flatten(1, 2), 4)
+        return nn.functional.avg_pool2d(edges.flatten(1, 2), edges.shape[-1] // 4)
 
 
 class Scaled(BaseFeaturesExtractor):

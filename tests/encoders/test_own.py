@@ -49,7 +49,7 @@ def test_run_with_custom_encoder_trains_and_resumes(tmp_path: Path, case: str, a
     [
         ("tests.encoders.own:Nothing", "cannot be loaded"),
         ("tests.encoders.nowhere:Edges", "cannot be loaded"),
-        ("tests.encoders.own:Grid", "no features extractor"),
+        ("tests.encoders.own:Grid", "not a features extractor class"),
         ("edges", "unknown"),
     ],
 )

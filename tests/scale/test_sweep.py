@@ -91,6 +91,13 @@ def test_invalid_search_is_refused_and_creates_nothing(sweep: dict[str, Any], wo
     assert not Path("runs").exists()
 
 
+def test_a_search_without_evaluations_is_refused() -> None:
+    path = write(space=SPACE)
+    path.write_text(path.read_text().replace("eval_every: 160", "eval_every: 0"))
+    with pytest.raises(UserError, match="eval_every=0 gives a search no scores to compare; leave it out"):
+        kit.sweep(path)
+
+
 def test_trial_values_become_fields_overrides_and_policy_kwargs() -> None:
     space = {
         "n_envs": {"min": 2, "max": 8},

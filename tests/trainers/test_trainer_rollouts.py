@@ -10,6 +10,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecNormalize
 
 from kit.envs.sb3 import TensorVecEnv
+from kit.errors import UserError
 
 
 class Peek(BaseCallback):
@@ -104,3 +105,20 @@ def test_one_row_of_metrics_for_each_iteration_with_sb3s_names() -> None:
     expected = {f"train/{name}" for name in stock}
     expected |= {"step", "rollout/ep_rew_mean", "rollout/ep_len_mean", "rollout/success_rate"}
     assert rows[-1].keys() == expected
+
+
+@pytest.mark.parametrize("algo", ["PPO", "A2C"])
+def test_a_nan_observation_is_refused_before_the_policy_learns_from_it(algo: str) -> None:
+    env = FakeEnv()
+    step = env.step
+
+    def blind(action: torch.Tensor) -> Any:
+        obs, *rest = step(torch.zeros_like(action))  # finite rewards
+        return torch.full_like(obs, torch.nan), *rest
+
+    env.step = blind
+    model = type(trainer(algo))("MlpPolicy", TensorVecEnv(env), device="cpu")
+    before = [weight.clone() for weight in model.policy.parameters()]
+    with pytest.raises(UserError, match="a reward or an observation is NaN or infinite, before step"):
+        model.learn(200)
+    assert all(torch.equal(weight, old) for weight, old in zip(model.policy.parameters(), before, strict=True))
