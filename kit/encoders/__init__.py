@@ -166,13 +166,15 @@ def _extractor(
 
     `own`: actor and critic read different entries; then SB3's default is used for vectors only.
     """
+    images = _images(space)
     if ":" in encoder:
         custom = load(encoder)
         _check_options(encoder, custom, options)
         if _is_image_extractor(custom):
+            if not images:
+                raise UserError(f"encoder={encoder!r} needs images and this env gives {space}; use mlp or auto.")
             custom.check(space, **options)
         return custom
-    images = _images(space)
     if encoder in ENCODERS and not images:
         raise UserError(f"encoder={encoder!r} needs images and this env gives {space}; use mlp or auto.")
     if encoder == "mlp" and images:

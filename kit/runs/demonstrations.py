@@ -18,7 +18,7 @@ import torch
 from gymnasium import Space, spaces
 
 from kit.config import SCRIPTED, RunConfig, folder_name
-from kit.envs.obs import POLICY, leaves, pick_space, tree_map
+from kit.envs.obs import CRITIC, POLICY, leaves, pick_space, tree_map
 from kit.envs.play import Player, Transition, play
 from kit.errors import UserError, check_whole
 from kit.format import leftovers
@@ -197,6 +197,11 @@ def check(config: RunConfig, env: Spaces) -> None:
     if config.dataset is not None:
         with _opened(config.dataset, whole=False) as data:
             _check_spaces(config, data, env)
+            if missing := sorted({*env.obs_groups.get(CRITIC, ())} - {*env.obs_groups.get(POLICY, ())}):
+                raise UserError(
+                    f"dataset={config.dataset!r} lacks {', '.join(missing)}, which the critic's observation group has; "
+                    "leave the group out with env_options obs_groups=[]."
+                )
             step_bytes = sum(math.prod(x.shape) * x.dtype.itemsize for _, x in leaves("", _recorded_space(env)))
             if (size := data.total_steps * step_bytes) > MAX_FILE_BYTES:
                 raise UserError(

@@ -70,7 +70,7 @@ class Plan:
         if encoder.policy not in record.trainer.policy_aliases:
             raise UserError(
                 f"algo={config.algo!r} cannot give the critic other observations than the policy, but the env has an "
-                "observation group for the critic; remove it, or use PPO, A2C, SAC, TD3, CrossQ or RecurrentPPO."
+                "observation group for the critic; leave it out (env_options obs_groups=[]), or use another algorithm."
             )
         if encoder.policy == ASYMMETRIC and config.overrides.get("policy_kwargs", {}).get("shared_lstm"):
             raise UserError(

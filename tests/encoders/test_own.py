@@ -62,3 +62,8 @@ def test_options_of_a_custom_encoder_are_checked() -> None:
     kwargs = {"policy_kwargs": {"features_extractor_kwargs": {"faktor": 3.0}}}
     with pytest.raises(UserError, match=r"faktor=3\.0 is not one of .*did you mean factor"):
         kit.resolve(kit.RunConfig(env="Reach", encoder="tests.encoders.own:Scaled", overrides=kwargs))
+
+
+def test_an_image_encoder_of_ones_own_is_refused_without_images() -> None:
+    with pytest.raises(UserError, match=r"encoder='tests.encoders.own:Edges' needs images and this env gives Box"):
+        kit.resolve(kit.RunConfig(env="Reach", encoder="tests.encoders.own:Edges"))

@@ -2,20 +2,24 @@
 
 import json
 import shutil
+from types import MappingProxyType
 
 import h5py
 import minari
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
 import kit
 from kit.config import RunConfig
 from kit.envs import describe
+from kit.envs.obs import CRITIC, POLICY
 from kit.errors import UserError
 from kit.runs import demonstrations
 from kit.trainers import make_trainer
 from kit.trainers.planning import plan
+from tests.envs.chase import ChaseState
 from tests.runs.crash import complete, create, cut_twice
 from tests.runs.test_resume import assert_same_end
 from tests.stores.conftest import hub  # noqa: F401
@@ -193,6 +197,26 @@ def test_an_unsuitable_config_is_refused_before_a_run_is_created(tmp_path, numbe
     with pytest.raises(UserError, match=sentence):
         kit.train(**config)
     assert not list(tmp_path.iterdir())
+
+
+class Judged(ChaseState):
+    """The critic sees a number that is not recorded."""
+
+    obs_groups = MappingProxyType({POLICY: ("state",), CRITIC: ("state", "hint")})
+    groups = (POLICY, CRITIC)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_space = spaces.Dict({**self.observation_space, "hint": spaces.Box(-2, 2, (1,), np.float32)})
+
+    def observe(self):
+        return {**super().observe(), "hint": self.state_[:, 1:] - self.state_[:, :1]}
+
+
+def test_a_dataset_without_the_critics_observations_is_refused(tmp_path, numbers):
+    fields = {"env": f"{__name__}:Judged", "algo": "SAC", "dataset": str(numbers), "runs_dir": str(tmp_path / "runs")}
+    with pytest.raises(UserError, match="lacks hint, which the critic's observation group has; leave the group out"):
+        kit.train(**fields)
 
 
 def test_a_dataset_too_large_for_a_run_is_refused(tmp_path, numbers):

@@ -202,7 +202,7 @@ def test_wrong_options_of_an_arm_are_refused(options, sentence, tmp_path):
 
 
 def test_a_robot_with_legs_is_not_an_arm(tmp_path):
-    with pytest.raises(UserError, match="is not fixed to the world; robots with legs have env='joystick:"):
+    with pytest.raises(UserError, match="is not fixed to the world; use env='joystick:"):
         make_vec(f"reach:{dog(tmp_path / 'dog.xml')}")
 
 

@@ -48,7 +48,7 @@ def find_arm(robot: str, hand: str | None = None, home: Mapping[str, float] | No
     spec = load(robot)
     original = spec.compile()
     if original.njnt and original.jnt_type[0] != HINGE and original.body_parentid[original.jnt_bodyid[0]] == 0:
-        raise UserError(f"robot {robot!r} is not fixed to the world; robots with legs have env='joystick:{robot}'.")
+        raise UserError(f"robot {robot!r} is not fixed to the world; use env='joystick:{robot}' if it has legs.")
     position_b, body = _hand(robot, original, hand)
     chain = _chain(original, body)
     keys = [original.key(i) for i in range(original.nkey)]
