@@ -172,7 +172,8 @@ class Training:
             self.trainer.forget_replay()
             replay_note = "; its replay data is damaged, so the replay buffer fills again before learning continues"
         if loaded.step:  # a branch starts from the checkpoint of step 0
-            self._notify(f"resumed from step {loaded.step:,}{'' if same_envs else ', with reset envs'}{replay_note}")
+            env_note = "" if same_envs else " with new episodes, because the saved state of the envs does not fit"
+            self._notify(f"resumed from step {loaded.step:,}{env_note}{replay_note}")
         self.status.set(step=loaded.step, checkpoint={"step": loaded.step, "time": loaded.path.stat().st_mtime})
         return session
 

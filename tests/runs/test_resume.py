@@ -8,6 +8,8 @@ import time
 
 import pytest
 
+import kit
+from kit.errors import UserError
 from kit.format import checkpoint
 from kit.runs.fingerprint import fingerprint
 from tests.runs.crash import SLIDE, Forked, complete, create
@@ -236,3 +238,11 @@ def test_a_thousand_kills_leave_a_thousand_readable_runs(tmp_path):
             found.read()
             readable += 1
     assert readable > kills // 4, "most kills should come after the first checkpoint"
+
+
+def test_fewer_steps_than_the_run_has_are_refused(tmp_path):
+    run = create(tmp_path, "run", total_steps=64)
+    assert complete(run) == 0
+    with pytest.raises(UserError, match=r"total_steps=32 is less than the 64 steps of .*run; give more"):
+        kit.resume(run.path, total_steps=32)
+    assert kit.Run(run.path).config.total_steps == 64

@@ -72,6 +72,8 @@ def start(size: int, device: str, program: str, environment: Mapping[str, str]) 
     ]  # fmt: skip
     while store.add(_JOINED, 0) < size - 1:  # torch would wait for hours for a process that has died
         if any(other.poll() is not None for other in others):
+            for other in others:
+                other.kill()
             raise RuntimeError("another process of this run could not start")
         time.sleep(0.05)
     return ProcessGroup(0, size, size, store, others)
