@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -102,17 +102,18 @@ class Background(Generic[Outcome]):
         self._stopping.set()
 
     def __await__(self) -> Generator[Any, None, Outcome]:
-        """`await batch` in a notebook: as `wait`, but buttons work meanwhile."""
+        """`await batch` in a notebook: as `wait`, but buttons work meanwhile, and an interrupt is a `UserError`."""
         return self._wait().__await__()
 
     async def _wait(self) -> Outcome:
-        async with host.clicks() as handle_clicks:
-            with self._progress_bar() as update:
-                while self.is_working:
-                    await handle_clicks()
-                    await asyncio.sleep(JOIN_S)
+        with suppress(KeyboardInterrupt, asyncio.CancelledError):  # the runs are stopped, which `_outcome` says
+            async with host.clicks() as handle_clicks:
+                with self._progress_bar() as update:
+                    while self.is_working:
+                        await handle_clicks()
+                        await asyncio.sleep(JOIN_S)
+                        update()
                     update()
-                update()
         return self._outcome()
 
     def wait(self) -> Outcome:
@@ -142,7 +143,7 @@ class Background(Generic[Outcome]):
 
     def _outcome(self) -> Outcome:
         if isinstance(self._error, KeyboardInterrupt):
-            raise UserError(f"{self.title} was stopped; start it again to continue.")
+            raise UserError(f"{self.title} was stopped, its runs with a checkpoint; start it again to continue them.")
         if self._error is not None:
             raise self._error
         assert self.latest is not None

@@ -27,6 +27,8 @@ DEFAULT_THRESHOLD = 0.9
 """Default threshold, as a fraction of the gap between the score at the start of training and the best score."""
 NAMED = 12
 """Largest number of runs that a comparison lists by name."""
+LABEL_CHARACTERS = 40
+"""Maximum number of characters of a label in the figure's legend."""
 NOT_THE_CONFIG = (
     "seed", "run_name", "runs_dir", "store", "tracker", "threads", "device", "checkpoint_every", "eval_every",
     "session_limit", "disk_budget", "processes",
@@ -157,7 +159,7 @@ def by_task(runs: Iterable[Run]) -> dict[str, list[Group]]:
         config = config_of(run)
         env, options, overrides = (config.pop(name) for name in ("env", "env_options", "overrides"))
         task = " ".join([env, *(f"{name}={value}" for name, value in sorted(options.items()))])
-        tasks[task].append(({**config, **overrides, "from": start}, scores))
+        tasks[task].append(({**config, **overrides, "from": start or "scratch"}, scores))
     for task, members in tasks.items():
         if any(scores.test is None for _, scores in members):
             tasks[task] = [(config, scores.without_test()) for config, scores in members]
@@ -300,7 +302,7 @@ def compare(runs: Iterable[Run], threshold: float | None = None, usd_per_hour: f
         texts += [sentence, cells.to_string()]
         parts += [style.heading(sentence), style.wide(style.image(pngs[-1], "learning curves")), style.table(cells)]
         notes = [f"{group.label}: {', '.join(seed.name for seed in group.seeds)}." for group in groups]
-        notes = notes if len(listed) <= NAMED else []
+        notes = [scored_by(groups), *(notes if len(listed) <= NAMED else [])]
         if threshold is None:
             share = style.percent(DEFAULT_THRESHOLD)
             notes.append(f"{_score(rows.threshold.iloc[0], percent)} is {share} of the way from the start to the best.")
@@ -313,6 +315,13 @@ def compare(runs: Iterable[Run], threshold: float | None = None, usd_per_hour: f
     nothing = "There is no run here yet: train one first."
     empty = "None of these runs has measured anything yet." if listed else nothing
     return style.Page("\n".join(texts) or empty, "".join(parts) or style.note(empty), side_by_side(pngs))
+
+
+def scored_by(groups: Sequence[Group]) -> str:
+    """Say in a sentence which of a run's scores is called final: see `RunScores.last`."""
+    if all(seed.test is not None for group in groups for seed in group.seeds):
+        return "Final score: the best policy in new episodes after training; curves: evaluations during training."
+    return "Final score: the last point of each curve, because not all of these runs have a final test."
 
 
 def verdict(rows: pd.DataFrame, percent: bool) -> str:
@@ -374,14 +383,21 @@ def _and(names: Sequence[Any]) -> str:
     return f"{', '.join(others)} and {last}" if others else last
 
 
+def short_labels(labels: Sequence[str]) -> list[str]:
+    """Cut labels to `LABEL_CHARACTERS`; those that become equal are numbered."""
+    cut = [label if len(label) <= LABEL_CHARACTERS else f"{label[: LABEL_CHARACTERS - 4]}…" for label in labels]
+    return [f"{label} {1 + cut[:i].count(label)}" if label in cut[:i] else label for i, label in enumerate(cut)]
+
+
 def figure(groups: Sequence[Group]) -> Any:
     """Plot the mean over each group's seeds, with a band from lowest to highest seed; return a matplotlib figure."""
     curves = groups[0].seeds[0].curves
     drawn, axes = draw(curves)
-    for group, colour in zip(groups, itertools.cycle(PALETTE), strict=False):
+    labels = short_labels([group.label for group in groups])
+    for group, label, colour in zip(groups, labels, itertools.cycle(PALETTE), strict=False):
         for column, axis in enumerate(axes, -len(axes)):
             steps, values = group.band(column)
-            axis.plot(steps, values.mean(0), "-o", color=colour, markersize=3.5, linewidth=1.8, label=group.label)
+            axis.plot(steps, values.mean(0), "-o", color=colour, markersize=3.5, linewidth=1.8, label=label)
             axis.fill_between(steps, values.min(0), values.max(0), color=colour, alpha=0.16, linewidth=0)
     for axis in axes:
         axis.set_xlim(left=0)

@@ -44,9 +44,15 @@ def known(run: Run) -> str:
     if (config.env, config.algo) in SCORES and not config.env_options:
         usual, score = SCORES[config.env, config.algo]
         return f"{config.env} with {config.algo} and preset auto reached {score} after {usual:,} steps."
-    if steps := sensible_steps(config.env):
+    if steps := _usual_steps(run):
         return f"{config.env} is usually trained for {steps:,} steps."
     return ""
+
+
+def _usual_steps(run: Run) -> int | None:
+    """Return the task's usual steps; None if unknown or if the run learns from a teacher or dataset."""
+    config = run.config
+    return None if config.teacher or config.dataset else sensible_steps(config.env)
 
 
 def causes(run: Run) -> list[str]:
@@ -86,10 +92,10 @@ def _worse_at_the_end(run: Run, rows: Rows) -> Iterator[str]:
 
 
 def _too_short(run: Run, rows: Rows) -> Iterator[str]:
-    step, usual = run.status()["step"], sensible_steps(run.config.env)
+    step, usual = run.status()["step"], _usual_steps(run)
     points = series(rows, _score(rows))
-    if usual and step < 0.8 * usual:
-        yield f"It trained for {step:,} steps; this task needs about {usual:,}. Train longer."
+    if usual and 3 * step < 2 * usual:  # `known` says how many are usual
+        yield f"It trained for only {step:,} steps. Train longer."
     elif len(points) >= 4:
         middle, last = (part[:, 1].mean() for part in np.array_split(points, 4)[-2:])
         if last - middle > 0.1 * float(np.ptp(points[:, 1])) > 0:

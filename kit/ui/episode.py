@@ -119,7 +119,8 @@ class Episode:
         w.jslink((play, "value"), (slider, "value"))
         above, below = (self._page(w, slider, texts) for texts in zip(*self._pages(), strict=True))
         css = w.HTML(f"<style>{style.CSS}{bars.CSS}{CSS}</style>", layout=w.Layout(display="none"))
-        view = w.VBox([css, above, w.HTML(self._chart(), layout=wide), slider, play, below])
+        title = w.HTML(style.heading(repr(self)), layout=wide)
+        view = w.VBox([css, title, above, w.HTML(self._chart(), layout=wide), slider, play, below])
         view.add_class("kit-episode")
         return view
 

@@ -18,8 +18,8 @@ from kit.ui import style
 
 BEAT_S = 10.0
 NOTICE = (
-    "This panel has no connection to its kernel. Run the notebook's cells again (Run > Run All Cells): a run that is "
-    "training goes on, and the panel shows it again."
+    "This panel has no connection to its kernel. A run that is training goes on: <code>kit.ui.runs()</code> in a "
+    "new cell shows and controls it."
 )
 
 _boxes: list[Any] = []

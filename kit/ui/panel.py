@@ -31,6 +31,8 @@ LEAVE = "Back to the form"
 """Label of the button that stops watching a run, which continues."""
 NOTICE_S = 60
 """Seconds between the notice that the machine's session will end, and its end."""
+SAME = ("env", "algo", "env_options", "teacher", "dataset")
+"""Fields in which a panel and a run that it did not start must agree, so that `find_run` takes this run."""
 TITLE_CHARACTERS = 60
 """Maximum number of characters of changed options and hyperparameters in the title of the folded form."""
 SETTLE_S = 0.4
@@ -140,7 +142,7 @@ class TrainPanel(Panel):
         self._at_work: list[str] = []  # names of the runs that were training when the form was last read
 
     def find_run(self) -> Run:
-        """Return the run that the panel shows, or else the latest with a policy and the form's name, env and algorithm.
+        """Return the panel's run, or else the latest with a policy, the form's name and its `SAME` fields.
 
         Raises `UserError` if there is none.
         """
@@ -148,10 +150,13 @@ class TrainPanel(Panel):
         if self.run is not None:
             return self.run
         for run in local_runs(c.runs_dir):
-            same = (run.config.env, run.config.algo) == (c.env, c.algo) and c.run_name in (None, run.name)
+            asked = run.requested
+            same = all(getattr(asked, name) == getattr(c, name) for name in SAME) and c.run_name in (None, run.name)
             if same and (run.checkpoints() or run.best()):
                 return run
-        raise UserError(f"runs_dir={c.runs_dir!r} holds no run of {c.env} with {c.algo}; press Train and wait for it.")
+        others = "".join(f", {name}={value!r}" for name in SAME[2:] if (value := getattr(c, name)))
+        what = f"{c.env} with {c.algo}{others}"
+        raise UserError(f"runs_dir={c.runs_dir!r} holds no run of {what}; press Train and wait for it.")
 
     def _start_run(self) -> Run:
         # `kit.scale.execute` sets KIT_GO_ON, so that a notebook that it executes again resumes its run

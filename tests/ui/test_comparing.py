@@ -47,7 +47,9 @@ def test_the_score_is_that_of_the_final_test_if_all_runs_have_one(tmp_path: Path
         with (run.path / "metrics.jsonl").open("a") as file:
             file.write(json.dumps(row) + "\n")
     assert comparing.standings(runs).score.item() == pytest.approx(0.7)
+    assert "Final score: the best policy in new episodes after training" in comparing.compare(runs).text
     old = evaluated(tmp_path, "old", [0.0, 0.9], seed=2)
+    assert "Final score: the last point of each curve, because not" in comparing.compare([*runs, old]).text
     assert comparing.standings([*runs, old]).score.item() == pytest.approx(2.9 / 3), "scored by evaluations"
     scores = comparing.RunScores.of(runs[0])
     assert (scores.episodes, scores.without_test().episodes) == (500, 20), "each score must have its number of episodes"
@@ -96,6 +98,24 @@ def test_numbers_in_labels_have_three_digits_unless_they_would_be_equal(tmp_path
     (groups,) = comparing.by_task(runs).values()
     said = ["0.000647", "0.001", "0.00100001"]
     assert [group.label for group in groups] == [f"PPO (learning_rate {rate})" for rate in said]
+
+
+def test_long_labels_are_cut_in_the_legend_and_stay_distinct(tmp_path: Path) -> None:
+    sizes = ([64, 64], [64, 65], [32])
+    runs = [evaluated(tmp_path, f"r{i}", [0.0], overrides={"policy_kwargs": {"log_std_init": -1.25, "net_arch": size}})
+            for i, size in enumerate(sizes)]  # fmt: skip
+    runs.append(evaluated(tmp_path, "a2c", [0.0], algo="A2C"))
+    (groups,) = comparing.by_task(runs).values()
+    said = [text.get_text() for text in comparing.figure(groups).axes[-1].get_legend().get_texts()]
+    cut = 'PPO (policy_kwargs {"log_std_init": …'
+    assert said == [cut, f"{cut} 2", f"{cut} 3", "A2C"]
+    assert groups[0].label.endswith('"net_arch": [64, 64]})'), "the table has the whole label"
+
+
+def test_a_run_without_a_parent_is_from_scratch(tmp_path: Path) -> None:
+    runs = [evaluated(tmp_path, "first", [0.0, 0.5]), branched(tmp_path, "second", "first", 200)]
+    (groups,) = comparing.by_task(runs).values()
+    assert [group.label for group in groups] == ["PPO (from scratch)", 'PPO (from ["first", 200])']
 
 
 def test_standings_match_numbers_worked_by_hand(tmp_path: Path) -> None:

@@ -38,7 +38,8 @@ def test_an_episode_has_every_step_with_its_frame(played: Episode) -> None:
 def test_the_slider_selects_the_page_of_a_step(played: Episode) -> None:
     w = pytest.importorskip("ipywidgets")
     view = played.view(w)
-    _, above, chart, slider, _, below = view.children
+    _, title, above, chart, slider, _, below = view.children
+    assert repr(played) in title.value, "the number of the episode must be seen"
     assert len(above.children) == len(below.children) == slider.max + 1 == 100
     total = played.rewards["reward"][:6].sum()
     assert f"step 5 of 100, return {total:.2f}, value estimate" in above.children[5].value

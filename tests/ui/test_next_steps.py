@@ -48,7 +48,14 @@ def test_advice_for_a_short_run_names_the_steps_that_its_task_needs(tmp_path: Pa
     run = run_with(tmp_path, [GOOD] * 6, step=20_000, success_rate=0.3)
     first, second = next_steps.advice(run, improved=True)
     assert first == "Reach with PPO and preset auto reached 100 % success after 100,000 steps."
-    assert second == "It trained for 20,000 steps; this task needs about 100,000. Train longer."
+    assert second == "It trained for only 20,000 steps. Train longer."
+    enough = run_with(tmp_path / "enough", [GOOD] * 6, step=70_000, success_rate=0.3)
+    assert next_steps.advice(enough, improved=True) == [first], "two thirds of the usual steps are enough"
+
+
+@pytest.mark.parametrize("taught", [{"algo": "BC", "dataset": "demos"}, {"algo": "Distill", "teacher": "scripted"}])
+def test_the_usual_steps_are_not_those_of_runs_that_learn_from_others(tmp_path: Path, taught: dict[str, Any]) -> None:
+    assert next_steps.advice(run_with(tmp_path, [GOOD] * 6, taught, step=20_000, success_rate=0.3), True) == []
 
 
 def test_a_return_that_rises_without_success_is_named_first(tmp_path: Path) -> None:

@@ -367,6 +367,22 @@ def test_the_run_of_a_panel_is_never_one_of_another_task(tmp_path: Path) -> None
         find_run(ResumePanel(runs_dir=str(tmp_path)))
 
 
+@pytest.mark.parametrize(
+    "asked", [{"dataset": "ten"}, {"teacher": "runs/seeker@best"}, {"env_options": {"randomize": True}}], ids=str
+)
+def test_the_run_of_a_panel_is_never_one_of_other_episodes_teachers_or_options(
+    tmp_path: Path, asked: dict[str, Any]
+) -> None:
+    make_trained(tmp_path, "mine", asked)
+    config = RunConfig(runs_dir=str(tmp_path), **asked)
+    make_trained(tmp_path, "other")
+    assert find_run(TrainPanel(config)).name == "mine"
+    ((name, value),) = asked.items()
+    other = config.replace(**{name: {"level": 2} if isinstance(value, dict) else "other"})
+    with pytest.raises(UserError, match=f"no run of Reach with PPO, {name}=.*; press Train"):
+        find_run(TrainPanel(other))
+
+
 def test_without_a_user_it_trains_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KIT_HEADLESS", "1")
     monkeypatch.setattr(panel_module, "launch", lambda config: make_run(tmp_path, "ok"))

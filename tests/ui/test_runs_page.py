@@ -286,6 +286,21 @@ def test_a_notebook_can_await_a_batch_while_its_event_loop_runs() -> None:
         assert pool.submit(asyncio.run, cell()).result() == []
 
 
+def test_interrupting_a_cell_that_awaits_a_batch_stops_it_with_one_sentence() -> None:
+    """ipykernel cancels the cell's task."""
+    batch = FakeBatch()
+    batch.start()
+
+    async def cell() -> None:
+        task = asyncio.ensure_future(batch._wait())
+        asyncio.get_running_loop().call_later(0.01, task.cancel)
+        await task
+
+    with ThreadPoolExecutor() as pool, pytest.raises(kit.UserError, match=r"stopped, .* start it again") as raised:
+        pool.submit(asyncio.run, cell()).result()
+    assert not batch.is_working and raised.value._render_traceback_() == [f"UserError: {raised.value}"]
+
+
 def test_delete_is_refused_if_one_of_the_ticked_runs_trains(page: RunsPage, tmp_path: Path) -> None:
     with at_work(make_run(tmp_path, "busy"), "paused"):
         page.refresh()
