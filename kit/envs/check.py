@@ -17,7 +17,7 @@ from kit.envs.obs import Obs, leaves
 from kit.envs.outputs import fail, require, require_finite
 from kit.envs.registry import find, make_vec, without_opponents
 from kit.envs.task import Task
-from kit.errors import UserError
+from kit.errors import UserError, check_whole
 
 N, SEED = 3, 0
 """Number of envs in a check, and their seed. Tensors of a task rarely have 3 rows for another reason."""
@@ -35,11 +35,15 @@ def check_task(env: str, env_options: Mapping[str, Any] | None = None, steps: in
 
     A task is checked with three envs, for `steps` steps: spaces; shapes, dtypes and finite values of all that its
     methods return; `reset` only changes the envs of its mask and draws the same number of random numbers for any mask;
-    the same seed gives the same steps; a restored snapshot continues bit for bit; images. A Gymnasium env goes through
-    Gymnasium's own `check_env`. Raises `UserError` at the first failed check.
+    the same seed gives the same steps; a restored snapshot continues bit for bit; `compute_reward` of a goal task;
+    images. A Gymnasium env goes through Gymnasium's own `check_env`, and is then stepped likewise. Raises `UserError`
+    at the first failed check.
     """
+    check_whole("steps", steps, 1)
+    if not isinstance(env, str):
+        raise UserError(f"env={env!r} must be a name; put the class into a module and name it, as in 'module:Class'.")
     if not (isinstance(entry := find(env), type) and issubclass(entry, Task)):
-        _check_gymnasium(env, entry, env_options or {}, say)
+        _check_gymnasium(env, entry, env_options or {}, steps, say)
         return
     made = make_vec(env, N, seed=SEED, threads=1, env_options=env_options)  # checks the first observation
     task: Task = made.task  # type: ignore[attr-defined]
@@ -54,7 +58,7 @@ def check_task(env: str, env_options: Mapping[str, Any] | None = None, steps: in
         say(f"the same seed gives the same {REPEATED} steps, whatever other random generators do")
         _check_snapshot(made)
         say(f"a restored snapshot continues bit for bit, for {REPEATED} steps")
-        say(_check_steps(made, task, steps))
+        _check_steps(made, env, steps, say)
         if task.cameras:
             image = made.render(None, 64, 64)
             require(task, "render()", image, (N, 1, 64, 64, 3), torch.uint8)
@@ -116,6 +120,9 @@ def _check_snapshot(env: BatchEnv) -> None:
         env.step(action)
     snapshot = env.snapshot()
     first = _played(env)
+    env.reset(SEED + 1)  # so that what `reset` draws for an episode differs from the snapshot's
+    for action in _sequence(env, 3):
+        env.step(action)
     env.restore(snapshot)
     hint = "name every tensor of the task's state in `keeps`, and change it in place"
     _compare(env, first, _played(env), "after a restored snapshot, step {step} gave another", hint)
@@ -148,22 +155,60 @@ def _compare(env: BatchEnv, one: list[Any], other: list[Any], problem: str, hint
                 raise UserError(f"env={env.task.name!r}: {what}; {hint}.")  # type: ignore[attr-defined]
 
 
-def _check_steps(env: BatchEnv, task: Task, steps: int) -> str:
-    """Step with random actions, and check that all values are finite and inside of the space. Return a summary."""
+def _check_steps(env: BatchEnv, name: str, steps: int, say: Say) -> None:
+    """Step the env `name` with random actions, and check all values: finite, in the space, and rewards of goals.
+
+    A Gymnasium env checks by itself that its values are finite, and its space often is only a rough guide.
+    """
+    task: Task | None = getattr(env, "task", None)
+    goals = _rewards_goals(env)
     obs, ended, successes, returns = env.reset(SEED), 0, 0, torch.zeros(0)
     for action in _sequence(env, steps):
         obs, reward, terminated, truncated, info = env.step(action)
-        _require_finite_step(env, obs, reward)
-        _check_bounds(task, env.observation_space, obs)
+        if task is not None:
+            _require_finite_step(env, obs, reward)
+            _check_bounds(task, env.observation_space, obs)
+        if goals:
+            _check_goal_reward(env, name, info["final_obs"], reward)
         done = terminated | truncated
         ended += int(done.sum())
         successes += int((info["success"] & done).sum()) if "success" in info else 0
         returns = torch.cat([returns, info["episode_return"][done].cpu().float()])
     text = f"{steps} steps of random actions in {N} envs: "
-    if not ended:
-        return f"{text}no episode ended (a time limit of {task.episode_steps:,} steps)"
-    success = f", {successes} with success" if "success" in info else ""
-    return f"{text}{ended} episodes ended{success}, returns {returns.min():.3g} to {returns.max():.3g}"
+    if ended:
+        success = f", {successes} with success" if "success" in info else ""
+        say(f"{text}{ended} episodes ended{success}, returns {returns.min():.3g} to {returns.max():.3g}")
+    else:
+        say(f"{text}no episode ended" + (f" (a time limit of {task.episode_steps:,} steps)" if task else ""))
+    if goals:
+        say("compute_reward gives the rewards of these steps")
+
+
+def _rewards_goals(env: BatchEnv) -> bool:
+    """Return whether `compute_reward` can be compared with rewards. Randomization may add noise to the goals."""
+    space = env.observation_space
+    if not (isinstance(space, spaces.Dict) and {"achieved_goal", "desired_goal"} <= set(space)):
+        return False
+    obs: Any = env.reset(SEED)
+    try:
+        env.compute_reward(obs["achieved_goal"], obs["desired_goal"])
+    except UserError:
+        return False
+    return getattr(env, "randomizer", None) is None
+
+
+def _check_goal_reward(env: BatchEnv, name: str, obs: Any, reward: torch.Tensor) -> None:
+    """Check that `compute_reward` of the goals in `obs` gives `reward` (n,), that of the step which led to `obs`."""
+    computed = env.compute_reward(obs["achieved_goal"], obs["desired_goal"])
+    if computed.shape != reward.shape:
+        shapes = f"returned shape {tuple(computed.shape)}, expected {tuple(reward.shape)}"
+        hint = "it takes many pairs of goals, and returns a reward for each"
+        raise UserError(f"env={name!r}: compute_reward() {shapes}; {hint}.")
+    wrong = ~torch.isclose(computed, reward, rtol=1e-5, atol=1e-5)
+    if bool(wrong.any()):
+        got, expected = f"{computed[wrong][0]:.6g}", f"{reward[wrong][0]:.6g}"
+        problem = f"compute_reward() returned {got} for the goals of a step whose reward was {expected}"
+        raise UserError(f"env={name!r}: {problem}; hindsight mixes both, so compute the reward of a step with it too.")
 
 
 def _check_bounds(task: Task, space: gymnasium.Space, obs: Any) -> None:
@@ -189,7 +234,7 @@ def _actions(env: BatchEnv) -> torch.Tensor:
     return torch.stack([torch.as_tensor(env.action_space.sample()) for _ in range(N)])
 
 
-def _check_gymnasium(env: str, entry: Any, env_options: Mapping[str, Any], say: Say) -> None:
+def _check_gymnasium(env: str, entry: Any, env_options: Mapping[str, Any], steps: int, say: Say) -> None:
     from gymnasium.utils.env_checker import check_env
 
     try:
@@ -200,3 +245,8 @@ def _check_gymnasium(env: str, entry: Any, env_options: Mapping[str, Any], say: 
         problem = " ".join((str(error) or type(error).__name__).split())
         raise UserError(f"env={env!r} fails Gymnasium's check_env: {problem}") from None
     say("Gymnasium's check_env")
+    several = make_vec(env, N, seed=SEED, env_options=env_options)
+    try:
+        _check_steps(several, env, steps, say)
+    finally:
+        several.close()

@@ -99,7 +99,8 @@ class Stages:
         measure = self._curriculum.measure
         if measure not in info:
             raise UserError(f"the curriculum measures {measure!r}, which the task's info lacks; name one it has.")
-        self._sums += torch.stack([done.to(self._sums), torch.where(done, info[measure], 0).to(self._sums)]).sum(1)
+        measures = torch.where(done, info[measure], 0).to(self._sums).nan_to_num(0.0)  # NaN: diverged physics
+        self._sums += torch.stack([done.to(self._sums), measures]).sum(1)
 
     def _decide(self) -> None:
         ended, total = self._sums.unbind()

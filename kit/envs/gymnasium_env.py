@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium
@@ -19,6 +19,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
 from kit.envs.contract import BatchEnv, Step
 from kit.envs.groups import check
 from kit.envs.obs import Groups, Obs, entries, tree_map
+from kit.envs.outputs import check_spaces
 from kit.envs.task import NO_GOAL_REWARD
 from kit.errors import UserError
 from kit.sim.worlds import is_fixed
@@ -58,6 +59,7 @@ class GymnasiumEnv(BatchEnv):
         self.vec_env: VecEnv = SubprocVecEnv(makers, "forkserver") if processes else DummyVecEnv(makers)
         self.observation_space = self.vec_env.observation_space
         self.action_space = self.vec_env.action_space
+        check_spaces(name, self.observation_space, self.action_space)
         declared: Groups = self.vec_env.get_attr("obs_groups", 0)[0]
         check(declared, self.observation_space)
         self.obs_groups = {group: tuple(names) for group, names in declared.items()}
@@ -81,7 +83,7 @@ class GymnasiumEnv(BatchEnv):
             self.vec_env.seed(seed)
         self._return.zero_()
         self._length.zero_()
-        return self._tensor(self.vec_env.reset())
+        return self._tensor(self.vec_env.reset(), "reset()")
 
     def step(self, action: torch.Tensor) -> Step:
         actions = action.cpu().numpy()
@@ -89,6 +91,7 @@ class GymnasiumEnv(BatchEnv):
             actions = np.clip(actions, self.action_space.low, self.action_space.high)
         obs_, reward_, done_, infos = self.vec_env.step(actions)
         obs, reward, done = self._tensor(obs_), torch.as_tensor(reward_, dtype=torch.float32), torch.as_tensor(done_)
+        self._require_finite("step()", "the reward", reward)
         truncated = torch.tensor([bool(info["TimeLimit.truncated"]) for info in infos])
         self._return += reward
         self._length += 1
@@ -114,14 +117,26 @@ class GymnasiumEnv(BatchEnv):
             tree_map(lambda rows, row, i=i: rows[i].copy_(row), final, last)
         return final
 
-    def _tensor(self, obs: Any) -> Obs:
-        """Convert `obs` to tensors; floating-point numbers become float32."""
+    def _tensor(self, obs: Any, method: str = "step()") -> Obs:
+        """Convert `obs`, returned by `method`, to tensors; floating-point numbers become float32 and must be finite."""
 
         def convert(values: Any) -> torch.Tensor:
-            tensor = torch.as_tensor(np.asarray(values), device=self.device)
+            tensor = torch.as_tensor(np.asarray(values))
             return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
 
-        return tree_map(convert, obs)
+        tensors = tree_map(convert, obs)
+        for name, tensor in entries(tensors) if isinstance(tensors, Mapping) else [("", tensors)]:
+            if tensor.is_floating_point():
+                self._require_finite(method, f"the observation {name!r}" if name else "the observation", tensor)
+        return tree_map(lambda tensor: tensor.to(self.device), tensors)
+
+    def _require_finite(self, method: str, what: str, value: torch.Tensor) -> None:
+        """Raise `UserError` if `value`, on the CPU, is NaN or infinite: it would spoil the networks."""
+        if not bool(torch.isfinite(value).all()):
+            raise UserError(
+                f"env={self._name!r}: {method} returned NaN or infinity in {what}; look for a division by zero, or a "
+                "root or logarithm of a negative number, or end the episode before it."
+            )
 
     def compute_reward(self, achieved_goal: torch.Tensor, desired_goal: torch.Tensor) -> torch.Tensor:
         goals = achieved_goal.cpu().numpy(), desired_goal.cpu().numpy()

@@ -13,13 +13,35 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from kit.envs.obs import Obs
+from kit.envs.obs import Obs, leaves
 from kit.envs.task import Task
-from kit.errors import UserError
+from kit.errors import UserError, suggest
+
+
+def check_spaces(name: str, observation_space: gymnasium.Space, action_space: gymnasium.Space) -> None:
+    """Raise `UserError` if a space of the env `name` is one that SB3's policies do not fit."""
+    for what, space in (*leaves("observation_space", observation_space), *leaves("action_space", action_space)):
+        start = np.ravel(getattr(space, "start", 0))
+        if start.any():
+            text = ", ".join(map(str, start))
+            raise UserError(f"env={name!r}: {what} starts at {text}; let its numbers start at 0.")
+    if not isinstance(action_space, spaces.Box):
+        return
+    if not np.issubdtype(action_space.dtype, np.floating):
+        hint = "make it MultiDiscrete, or a Box of float32 whose numbers the env rounds"
+        raise UserError(f"env={name!r}: action_space is a Box of {action_space.dtype}; {hint}.")
+    if not action_space.is_bounded():
+        hint = "give its Box finite low and high, or wrap the env in gymnasium.wrappers.TransformAction with such a Box"
+        raise UserError(f"env={name!r}: action_space has no finite bounds; {hint}.")
 
 
 def check_first_obs(task: Task, obs: Obs, n: int) -> None:
-    """Check what `task.observe` returned for `n` envs against its observation space. Raises `UserError`."""
+    """Check the spaces and step counts of `task`, and what `observe` returned for `n` envs. Raises `UserError`."""
+    env = getattr(task, "name", type(task).__name__)  # tasks made without `make_task` may lack it
+    check_spaces(env, task.observation_space, task.action_space)
+    for name in ("episode_steps", "substeps"):
+        if (value := getattr(task, name, 1)) < 1:
+            raise UserError(f"env={env!r}: {name}={value} must be at least 1.")
     _check_obs(task, "observe()", task.observation_space, obs, n, task.delivered if task.obs_groups else None)
 
 
@@ -41,6 +63,11 @@ def check_first_step(
     require_finite(task, "reward()", reward, failed)
     for name, value in info.items():
         require(task, f"info()[{name!r}]", value, (n,))
+    rate = () if success is None else ("success_rate",)
+    valid = ("mean_return", *rate, "std_return", "mean_length", *info)
+    if task.score not in valid:
+        what = f"score={task.score!r} is no metric of its evaluations"
+        raise UserError(f"env={task.name!r}: {what}; {suggest(task.score, valid)}.")
 
 
 def _check_obs(

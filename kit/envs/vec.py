@@ -142,7 +142,6 @@ class TensorEnv(BatchEnv):
             reward = torch.where(failed, 0.0, reward)
             terminated = terminated | failed
             success = None if success is None else success & ~failed
-            metrics = {name: value.masked_fill(failed, 0) for name, value in metrics.items()}
         obs = self._stacks.push(obs)
 
         self._return = self._return + reward

@@ -33,6 +33,8 @@ EPISODES, EPISODES_NO_PHYSICS = 20, 100
 """Default number of episodes of an evaluation, for tasks with and without physics simulation.
 
 The environment variable KIT_EVAL_EPISODES sets another number."""
+LONGEST_EPISODE = 108_000
+"""Steps after which an env without a time limit is taken for one that never ends. Atari games take that many frames."""
 TERM, RATE = "reward/", "_per_minute"
 """Metrics with the prefix TERM or the suffix RATE are summed over each episode; others are read at its last step.
 
@@ -80,14 +82,21 @@ class Evaluator:
 
         ended_values: dict[str, list[torch.Tensor]] = {}  # of finished episodes
         sums: dict[str, torch.Tensor] = {}  # of running episodes
+        limit, since_end = max(LONGEST_EPISODE, self.env.episode_steps), 0
         for step in play(self.env, actor, self.env.reset(seed=self.seed), self.episodes_per_env):
             if should_stop():
                 return None
             any_ended = bool(step.ended.any())
+            since_end = 0 if any_ended else since_end + 1
+            if since_end > limit:
+                raise UserError(
+                    f"no episode of env={self._name!r} ended within {limit:,} steps; give it a time limit, such as "
+                    "max_episode_steps in gymnasium.register."
+                )
             for name, value in step.info.items():
                 if name == "final_obs" or value.ndim != 1:
                     continue
-                value = value.double()
+                value = value.double().nan_to_num(0.0)  # the metrics of diverged physics may be NaN
                 if name.startswith(TERM) or name.endswith(RATE):
                     before = sums.get(name, torch.zeros_like(value))
                     value = sums[name] = value + torch.where(step.episode_starts, 0.0, before)
@@ -136,7 +145,7 @@ def evaluate(
     """
     check_whole("episodes", episodes, 1)
     run = opened(run, trust)
-    evaluator = Evaluator(elsewhere(run.config, env_options), episodes)
+    evaluator = Evaluator(on_cpu(run.config, env_options), episodes)
     with one_thread():
         script = Script(evaluator.env, scripted if isinstance(scripted, str) else None) if scripted else None
         result = evaluator(script or run.policy(step).as_actor())
@@ -145,7 +154,7 @@ def evaluate(
     return result
 
 
-def elsewhere(config: RunConfig, env_options: Mapping[str, Any] | None) -> RunConfig:
+def on_cpu(config: RunConfig, env_options: Mapping[str, Any] | None) -> RunConfig:
     """Return `config` with device "cpu" and with `env_options` in place of its own options of the same names."""
     return config.replace(device="cpu", env_options={**config.env_options, **(env_options or {})})
 

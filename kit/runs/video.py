@@ -20,7 +20,7 @@ import numpy as np
 from kit.errors import UserError, need
 from kit.format.leftovers import temporary
 from kit.machine.settings import one_thread
-from kit.runs.evaluation import EVAL_SEED, elsewhere
+from kit.runs.evaluation import EVAL_SEED, on_cpu
 from kit.runs.opponents import make_env
 from kit.runs.run import Run, load_policy, opened
 
@@ -283,7 +283,7 @@ class _Player:
         self._views = views
         saved = run.find_or_new(step)
         self._actor = load_policy(run.config, saved).as_actor(deterministic=not run.is_untrained(saved))
-        self.env = make_env(elsewhere(run.config, views[0].env_options), 1, self._seed, 1)
+        self.env = make_env(on_cpu(run.config, views[0].env_options), 1, self._seed, 1)
         self._cameras = tuple(view.camera or self.env.cameras[0] for view in views if view.camera or self.env.cameras)
         for camera in self._cameras:
             check_camera(camera, self.env, run)

@@ -130,7 +130,10 @@ class CpuSim(Simulator):
         """Turn MuJoCo's warnings of this step into an error, or into the result of `diverged`."""
         warned, self._worlds.warned = self._worlds.warned, {}
         if bad := sorted(world for world, counts in warned.items() if counts[_BAD_CTRL]):
-            raise FloatingPointError(f"ctrl of world {bad[0]} is not finite; the policy's actions are probably NaN")
+            raise FloatingPointError(
+                f"ctrl of world {bad[0]} is not finite: the action was probably NaN, and before it an observation or a "
+                "reward; `kit check ENV` looks for those"
+            )
         if any(counts[_FULL].any() for counts in warned.values()):
             raise Overflow("MuJoCo ran out of memory for contacts; give the model more with MjSpec.memory")
         diverged = sorted(world for world, counts in warned.items() if counts[_DIVERGED].any())

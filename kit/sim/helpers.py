@@ -30,6 +30,8 @@ class Helpers:
 
         There may be at most as many `others` as threads. An exception in any of them is raised here.
         """
+        if not self.close.alive:
+            raise RuntimeError("the env is closed")
         answers: Answers = SimpleQueue()
         submitted = 0
         try:

@@ -1,11 +1,16 @@
-"""A correct task, and tasks that each contain one typical mistake."""
+"""Correct tasks, and tasks and Gymnasium envs that each contain one typical mistake."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import gymnasium
+import numpy as np
 import torch
 from gymnasium import spaces
 
 from kit.envs import Task
+from tests.envs.corridor import Walk
 
 
 class Good(Task):
@@ -117,6 +122,21 @@ class Forgets(Good):
     keeps = ()
 
 
+class ForgetsGoal(Good):
+    """It draws a goal at the start of each episode, which `keeps` does not name."""
+
+    def build(self, n: int, device: str | torch.device, threads: int | None = None) -> None:
+        super().build(n, device)
+        self.goal = torch.zeros(n)
+
+    def reset(self, mask: torch.Tensor, generator: torch.Generator) -> None:
+        super().reset(mask, generator)
+        self.goal.copy_(torch.where(mask, torch.rand(self.n, generator=generator), self.goal))
+
+    def reward(self, action: torch.Tensor) -> torch.Tensor:
+        return -(self.x[:, 0] - self.goal).abs()
+
+
 class Own(Good):
     def reset(self, mask: torch.Tensor, generator: torch.Generator) -> None:
         self.x.copy_(torch.where(mask[:, None], torch.rand(self.n, 1) - 0.5, self.x))
@@ -135,3 +155,77 @@ class Few(Good):
 class Narrow(Good):
     def advance(self, action: torch.Tensor) -> None:
         self.x.add_(3 * action)
+
+
+class Timeless(Good):
+    episode_steps = 0
+
+
+class Misspelt(Good):
+    score = "mean_retrun"
+
+
+class NoSuccess(Good):
+    score = "success_rate"
+
+
+class Unbounded(Good):
+    def __init__(self) -> None:
+        super().__init__()
+        self.action_space = spaces.Box(-np.inf, np.inf, (1,))
+
+
+class Goals(Good):
+    """Correct task with goals: the reward is minus the distance of x from 0.5."""
+
+    def __init__(self) -> None:
+        one = spaces.Box(-2, 2, (1,))
+        super().__init__()
+        self.observation_space = spaces.Dict({"observation": one, "achieved_goal": one, "desired_goal": one})
+
+    def observe(self) -> dict[str, torch.Tensor]:  # type: ignore[override]
+        goal = torch.full_like(self.x, 0.5)
+        return {"observation": self.x.clone(), "achieved_goal": self.x.clone(), "desired_goal": goal}
+
+    def reward(self, action: torch.Tensor) -> torch.Tensor:
+        return -(self.x - 0.5).abs()[:, 0]
+
+    def compute_reward(self, achieved_goal: torch.Tensor, desired_goal: torch.Tensor) -> torch.Tensor:
+        return -(achieved_goal - desired_goal).abs()[:, 0]
+
+
+class OtherGoalReward(Goals):
+    def compute_reward(self, achieved_goal: torch.Tensor, desired_goal: torch.Tensor) -> torch.Tensor:
+        return -2 * super().compute_reward(achieved_goal, desired_goal)
+
+
+class WideGoalReward(Goals):
+    def compute_reward(self, achieved_goal: torch.Tensor, desired_goal: torch.Tensor) -> torch.Tensor:
+        return -(achieved_goal - desired_goal).abs()
+
+
+class Leaky(gymnasium.Env):
+    """Gymnasium env that counts its steps; at step 40, the observation is NaN, or with `reward=True` the reward is."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, reward: bool = False) -> None:
+        self.reward = reward
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.steps = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self.steps += 1
+        value = np.nan if self.steps == 40 else self.steps
+        return np.full(1, 0 if self.reward else value, np.float32), float(value * self.reward), False, False, {}
+
+
+class Endless(Walk):
+    """The corridor without an end."""
+
+    def step(self, action: int) -> tuple[int, float, bool, bool, dict[str, Any]]:
+        return super().step(action)[0], 0.0, False, False, {}

@@ -11,6 +11,7 @@ from kit import cli
 from kit.envs import names
 from kit.errors import UserError
 from kit.runs.video import RANDOM_S
+from tests.envs.mistakes import Good
 
 MODULE = "tests.envs.mistakes"
 IN_FIRST_STEP = {
@@ -21,15 +22,22 @@ IN_FIRST_STEP = {
     "Wide": r"observe\(\) returned shape \(3, 2\), expected \(3, 1\); it must agree with observation_space",
     "Whole": r"observe\(\) returned dtype torch.int64, expected floating-point numbers",
     "Keyless": r"observe\(\) returned the keys x, expected also 'speed'",
+    "Timeless": "episode_steps=0 must be at least 1",
+    "Misspelt": "score='mean_retrun' is no metric of its evaluations; did you mean mean_return",
+    "NoSuccess": "score='success_rate' is no metric of its evaluations; valid are mean_return, std_return, mean_length",
+    "Unbounded": "action_space has no finite bounds",
 }
 LATER = {
     "Soon": r"reward\(\) returned NaN or infinity",
     "Late": r"reward\(\) returned NaN or infinity",
     "Forgets": "after a restored snapshot, step 1 gave another observation; name every tensor .* `keeps`",
+    "ForgetsGoal": "after a restored snapshot, step 1 gave another reward; name every tensor .* `keeps`",
     "Own": "the same seed gave another observation; draw with the generator",
     "All": r"reset\(mask\) changed 'task.x' of an env that `mask` leaves out",
     "Few": "reset draws more random numbers for some masks",
     "Narrow": r"observe\(\) returned values from -[0-9.]+ to [0-9.]+, expected -2 to 2",
+    "OtherGoalReward": r"compute_reward\(\) returned [0-9.e+-]+ for the goals of a step whose reward was -[0-9.e-]+",
+    "WideGoalReward": r"compute_reward\(\) returned shape \(3, 1\), expected \(3,\)",
 }
 
 
@@ -39,11 +47,31 @@ def test_a_mistake_is_named_with_its_remedy(mistake: str, says: str) -> None:
         kit.check_task(f"{MODULE}:{mistake}", say=lambda line: None)
 
 
-@pytest.mark.parametrize("env", [f"{MODULE}:Good", *names()])
+@pytest.mark.parametrize("env", [f"{MODULE}:Good", f"{MODULE}:Goals", *names()])
 def test_a_correct_task_passes(env: str) -> None:
     lines: list[str] = []
     kit.check_task(env, steps=40, say=lines.append)
     assert any("bit for bit" in line for line in lines)
+    goals = env in (f"{MODULE}:Goals", "PickAndPlace", "Push", "Slide")
+    assert any("compute_reward" in line for line in lines) == goals
+
+
+@pytest.mark.parametrize("reward", [False, True])
+def test_a_gymnasium_env_is_stepped_too(reward: bool) -> None:
+    """Gymnasium's own check_env takes a few steps only; here NaN comes in step 40."""
+    lines: list[str] = []
+    kit.check_task(f"{MODULE}:Leaky", {"reward": reward}, steps=39, say=lines.append)
+    assert lines == ["Gymnasium's check_env", "39 steps of random actions in 3 envs: no episode ended"]
+    where = "the reward" if reward else "the observation"
+    with pytest.raises(UserError, match=rf"env='Leaky': step\(\) returned NaN or infinity in {where}; look"):
+        kit.check_task(f"{MODULE}:Leaky", {"reward": reward}, steps=40, say=lines.append)
+
+
+def test_arguments_of_the_check_are_checked() -> None:
+    with pytest.raises(UserError, match="steps=0 must be a whole number of at least 1"):
+        kit.check_task(f"{MODULE}:Good", steps=0)
+    with pytest.raises(UserError, match=r"env=<class '.*Good'> must be a name; .* name it, as in 'module:Class'"):
+        kit.check_task(Good)  # type: ignore[arg-type]
 
 
 def test_the_command_prints_passed_checks_and_accepts_gymnasium_envs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -52,7 +80,8 @@ def test_the_command_prints_passed_checks_and_accepts_gymnasium_envs(capsys: pyt
             cli.main(["check", *arguments])
         assert ended.value.code == code
     said = capsys.readouterr()
-    assert "ok  Gymnasium's check_env" in said.out and "60 steps of random actions in 3 envs" in said.out
+    assert "ok  Gymnasium's check_env" in said.out and "500 steps of random actions in 3 envs: 6 episodes" in said.out
+    assert "60 steps of random actions in 3 envs" in said.out
     assert said.err.startswith("kit: env='tests.envs.mistakes:Late': reward() returned NaN")
 
 

@@ -53,6 +53,15 @@ def test_failures_count(decided_in_each_step):
     assert stages(env, [UP, *[STAY] * 5, UP, UP]) == [*[0] * 7, 1]
 
 
+def test_an_episode_with_diverged_physics_counts_as_a_failure(decided_in_each_step):
+    """Success, NaN, then successes: as with a failure in place of the NaN."""
+    env = make_vec(STAIRS)
+    env.start_training(seed=0)
+    assert stages(env, [UP]) == [0]
+    env._stages.step(torch.tensor([True]), {env.task.curriculum.measure: torch.tensor([torch.nan])})
+    assert stages(env, [UP, UP]) == [0, 1]
+
+
 def test_envs_count_together(decided_in_each_step):
     """Two of four envs succeed in the same step. Four episodes of mean 1/2 give (1 - (3/4)^2) / 2 = 0.22, then ..."""
     env = make_vec(STAIRS, 4)

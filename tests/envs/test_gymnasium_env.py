@@ -107,3 +107,53 @@ def test_a_missing_dependency_is_a_user_error():
     gymnasium.register("test/Broken-v0", "no_such_module:Env")
     with pytest.raises(UserError, match=r"test/Broken-v0.*no_such_module"):
         GymnasiumEnv("test/Broken-v0", 1)
+
+
+class Shown(gymnasium.Env):
+    """Env with the given spaces, whose observations are `first` after a reset and `later` after a step."""
+
+    def __init__(self, observation_space=None, action_space=None, first=0.0, later=0.0, reward=0.0, ends=False):
+        self.observation_space = observation_space or spaces.Dict({"a": spaces.Box(-1, 1, (1,), np.float64)})
+        self.action_space = action_space or spaces.Discrete(2)
+        self.first, self.later, self.reward, self.ends = first, later, reward, ends
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self._obs(self.first), {}
+
+    def step(self, action):
+        return self._obs(self.later), self.reward, self.ends, False, {}
+
+    def _obs(self, value):
+        return {"a": np.array([value])} if isinstance(self.observation_space, spaces.Dict) else 1
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"later": np.nan}, r"step\(\) returned NaN or infinity in the observation 'a'; look"),
+        ({"later": 1e300}, r"step\(\) returned NaN or infinity in the observation 'a'; look"),  # too large for float32
+        ({"later": -np.inf, "ends": True}, r"step\(\) returned NaN or infinity in the observation 'a'; look"),
+        ({"reward": np.nan}, r"step\(\) returned NaN or infinity in the reward; look"),
+        ({"first": np.nan}, r"reset\(\) returned NaN or infinity in the observation 'a'; look"),
+    ],
+)
+def test_numbers_that_would_ruin_a_policy_are_refused(options, says):
+    with pytest.raises(UserError, match=f"env='Shown': {says}"):
+        GymnasiumEnv(Shown, 2, **options).step(torch.tensor([0, 1]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "space", "says"),
+    [
+        ("action", spaces.Discrete(2, start=1), "starts at 1; let its numbers start at 0"),
+        ("action", spaces.MultiDiscrete([3, 2], start=[0, -1]), "starts at 0, -1; let its numbers start at 0"),
+        ("observation", spaces.Discrete(2, start=1), "starts at 1; let its numbers start at 0"),
+        ("action", spaces.Box(-np.inf, np.inf, (1,)), "has no finite bounds; give its Box finite low and high"),
+        ("action", spaces.Box(-1, np.inf, (1,)), "has no finite bounds; give its Box finite low and high"),
+        ("action", spaces.Box(0, 3, (1,), np.int64), "is a Box of int64; make it MultiDiscrete, or a Box of float32"),
+    ],
+)
+def test_spaces_that_no_policy_fits_are_refused(kind, space, says):
+    with pytest.raises(UserError, match=f"env='Shown': {kind}_space {says}"):
+        GymnasiumEnv(Shown, 1, **{f"{kind}_space": space})

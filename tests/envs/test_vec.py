@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from kit.envs.vec import TensorEnv
+from kit.errors import UserError
 from tests.envs.slide import Slide
 
 FORCES = torch.tensor([[1.0], [0.5], [0.75]])
@@ -73,9 +74,6 @@ def test_a_diverged_env_terminates_with_zeros():
         def terminated(self) -> torch.Tensor:
             return torch.zeros(self.sim.n, dtype=torch.bool)
 
-        def info(self) -> dict[str, torch.Tensor]:
-            return {"ratio": self.sim.qpos[:, 0] / self.sim.qpos[:, 0]}  # NaN after a reset
-
     env = TensorEnv(Unstable(), 2)
     saved = env.snapshot()
     saved["sim.state"][1, 2] = 1e12  # time, qpos, qvel
@@ -84,7 +82,7 @@ def test_a_diverged_env_terminates_with_zeros():
         _, reward, terminated, truncated, info = env.step(FORCES[:2])
     assert terminated.tolist() == [False, True] and truncated.tolist() == [False, False]
     assert info["final_obs"].tolist() == [[1, 1], [0, 0]] and reward.tolist() == [1, 0]
-    assert info["success"].tolist() == [False, False] and info["ratio"].tolist() == [1, 0]
+    assert info["success"].tolist() == [False, False]
 
 
 def test_snapshots_contain_totals_and_episode_lengths():
@@ -122,3 +120,11 @@ def test_only_the_first_episodes_are_staggered():
     assert torch.equal(torch.stack([other.step(still)[3] for _ in range(8)]), cuts)
     env.reset()
     assert not env.step(still)[3].any(), "without `start_training`, as in evaluations, episodes are whole"
+
+
+def test_a_task_without_physics_steps_is_refused():
+    class Still(Slide):
+        substeps = 0
+
+    with pytest.raises(UserError, match=r"env='.*': substeps=0 must be at least 1"):
+        TensorEnv(Still(), 1)

@@ -43,6 +43,14 @@ def test_run_raises_the_exception_of_a_thread_and_the_next_run_works(count):
     helpers.close()
 
 
+@pytest.mark.parametrize("count", [0, 2])
+def test_a_closed_pool_refuses_work_instead_of_waiting_for_its_threads(count):
+    helpers = Helpers(count)
+    helpers.close()
+    with pytest.raises(RuntimeError, match="the env is closed"):
+        helpers.run(*[list] * (count + 1))
+
+
 def test_an_interrupted_caller_leaves_no_work_behind():
     helpers, caller, release, finished = Helpers(1), threading.get_ident(), threading.Event(), []
 
