@@ -270,7 +270,8 @@ def _change(run: Run, changes: dict[str, Any]) -> None:
             allowed = f"only {', '.join(MAY_CHANGE_ON_RESUME)} may change"
             raise UserError(f"{name}={value!r} differs from the run's {current!r}; on resume {allowed}.")
     config = run.config.replace(**changes)
-    if "total_steps" in changes and config.total_steps < (step := run.status()["step"]):
+    step = run.status()["step"]
+    if config.total_steps < min(step, run.config.total_steps):
         raise UserError(f"total_steps={config.total_steps:,} is less than the {step:,} steps of {run.path}; give more.")
     tracking.check(config.tracker)
     if "device" in changes or config.store != run.config.store:

@@ -96,7 +96,7 @@ class Evaluator:
             for name, value in step.info.items():
                 if name == "final_obs" or value.ndim != 1:
                     continue
-                value = value.double().nan_to_num(0.0)  # the metrics of diverged physics may be NaN
+                value = value.double()
                 if name.startswith(TERM) or name.endswith(RATE):
                     before = sums.get(name, torch.zeros_like(value))
                     value = sums[name] = value + torch.where(step.episode_starts, 0.0, before)

@@ -104,7 +104,7 @@ def test_a_driver_without_loops_in_cuda_graphs(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(wp, "get_cuda_driver_version", lambda: (12, 2))
     monkeypatch.setattr(wp, "is_conditional_graph_supported", lambda: False)
     check = only(checks.check_physics(machine(gpus=T4)))
-    assert "driver (CUDA 12.2) has no loops" in check.message and "R550" in check.remedy
+    assert "driver (CUDA 12.2) has no conditional CUDA graphs" in check.message and "R550" in check.remedy
 
 
 def test_a_gpu_that_fails_when_used(monkeypatch: pytest.MonkeyPatch) -> None:

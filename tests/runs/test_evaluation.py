@@ -11,7 +11,6 @@ from kit.envs.play import HiddenState
 from kit.errors import UserError
 from kit.runs import evaluation
 from kit.runs.evaluation import Evaluator, during_training
-from tests.envs.mistakes import Good
 
 
 @pytest.mark.parametrize(
@@ -34,13 +33,6 @@ class Still:
         return torch.zeros(len(obs), dtype=torch.int64), ()
 
 
-class Zeros(Still):
-    """Policy whose action is always (0,)."""
-
-    def __call__(self, obs: Obs, hidden_state: HiddenState) -> tuple[torch.Tensor, HiddenState]:
-        return torch.zeros(len(super().__call__(obs, hidden_state)[0]), 1), ()
-
-
 def test_an_env_whose_episodes_never_end_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit is lowered here, because this env takes its 108,000 steps in a minute."""
     monkeypatch.setattr(evaluation, "LONGEST_EPISODE", 1200)
@@ -48,22 +40,3 @@ def test_an_env_whose_episodes_never_end_is_named(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(UserError, match=r"no episode of env='.*Endless' ended within 1,200 steps; give it"):
         evaluator(Still())
     evaluator.close()
-
-
-class Diverging(Good):
-    """Every step of env 0 fails with a metric of NaN; the metric of other envs is 1."""
-
-    def failed(self) -> torch.Tensor:
-        return torch.arange(self.n) == 0
-
-    def info(self) -> dict[str, torch.Tensor]:
-        ratio = torch.where(self.failed(), torch.nan, 1.0)
-        return {"ratio": ratio, "reward/term": ratio}
-
-
-def test_metrics_of_diverged_physics_count_as_zero() -> None:
-    evaluator = Evaluator(RunConfig(env=f"{__name__}:Diverging", threads=1, device="cpu"), 4)
-    scores = evaluator(Zeros())
-    evaluator.close()
-    assert scores is not None and scores["ratio"] == 0.75, "three of four envs"
-    assert scores["reward/term"] == 0.75 * 30, "summed over episodes of 30 steps"

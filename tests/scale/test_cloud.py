@@ -95,7 +95,7 @@ def test_task_starts_or_resumes_and_requests_recovery_of_a_lost_machine(
         ({"env": "Reach", "store": "runs2"}, {}, r"store='runs2' of reach-reach-ppo-s0 is lost with the machine"),
         ({"store": "/data/runs"}, {"cloud": "runpod", "volume": "v"}, r"or, with a volume, /volume/runs"),
         ({}, {"cloud": "azure"}, r"cloud='azure' is unknown; valid are aws, runpod, lambda"),
-        ({}, {"cloud": "lambda"}, r"cloud='lambda' has no spot machines: .*; add --on-demand"),
+        ({}, {"cloud": "lambda"}, r"cloud='lambda' has no spot machines; add --on-demand"),
         ({}, {"cloud": "aws", "volume": "v"}, r"volume='v' works only on runpod"),
         ({"sweep": {"space": {"gamma": [0.9]}}}, {}, r"store=None of reach is lost with the machine"),
     ],
