@@ -87,8 +87,9 @@ TASKS: dict[tuple[str, str], Row] = {
         "n_envs": 16, "n_steps": 16, "batch_size": 1024, "n_epochs": 3, "learning_rate": "lin_0.001", "gamma": 0.997,
         "ent_coef": 0.01, "net_arch": [64, 64],
     },
-    # A random hand touches the block in 12 % of the episodes, so nothing is learnt in the first 300,000 steps. Random
-    # actions in between keep the hand from staying away from the block. gamma and tau are rl-zoo3's.
+    # A random hand touches the block in 12 % of the episodes, so nothing is learnt in the first 300,000 steps. With
+    # random_share, an env takes a random action in some steps, which keeps the hand from staying away from the block.
+    # gamma and tau are rl-zoo3's.
     ("Push", "SAC"): GOALS | {
         "gradient_steps": 2, "batch_size": 1024, "learning_starts": 10_000, "tau": 0.05, "random_share": 0.3,
     },
@@ -117,7 +118,8 @@ PPO_ON_CUDA: Row = {"n_envs": 2048, "n_steps": 24, "batch_size": 12_288, "n_epoc
 PPO_FROM_IMAGES_ON_CUDA: Row = {"n_envs": 256, "n_steps": 8, "batch_size": 256}
 
 LEGGED = ("Go1Joystick", "G1Joystick", "joystick")
-"""Tasks that device auto trains on a GPU with PPO."""
+"""Tasks without images for which device="auto" chooses a GPU with PPO. It also does so for policies that see images and
+for the presets in `NAMED`."""
 
 # Used instead of `TASKS` on a GPU. MuJoCo Playground and mjlab train the legged robots with the same network and
 # n_steps of 20 to 24. Ant returns 2,302 after 2 million steps (one seed). With batches of 12,288 it returns 1,820, and

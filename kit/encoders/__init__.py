@@ -72,7 +72,8 @@ ENCODERS = {
     ),
     "simple2dcnn": EncoderInfo(
         "kit.encoders.convolutions:Simple2DEncoder",
-        "2D convolutions of each frame in patches of 4×4 (16, 32, 32); newest frame and its difference from the mean",
+        "2D convolutions (16, 32, 32) of each frame, the first over patches of 4×4; gives the newest frame's features "
+        "and their difference from the mean over the clip",
         "6 M, 0.3 M",
         "in doubt, with frame stacks: positions come from one frame, motion from the difference",
     ),

@@ -8,10 +8,10 @@
 
     kit.train(env="my_tasks:MyTask", env_options={"curriculum": {"at_least": 0.9}})
 
-`curriculum` is true (the default), false (train on the last stage from the start) or a mapping of fields of
-`Curriculum` to values. Evaluations and videos use the last stage, which is the task itself. With domain randomisation
-(`kit.envs.randomize`) there is one more stage at the end, the only one with randomised episodes. The stage is part of
-the env's snapshot, so a resumed run continues exactly.
+`curriculum` is true (the default), false (train on the last stage from the start) or a mapping that changes `at_least`
+and `episodes`. Domain randomisation (`kit.envs.randomize`) adds one stage at the end, the only one with randomised
+episodes. Evaluations and videos use the last stage: the full task, randomised if randomisation is on. The stage is part
+of the env's snapshot, so a resumed run continues exactly.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from kit.errors import UserError, check_names, check_whole
 OPTION = "curriculum"
 """Name of this option in env_options."""
 CHECK_EVERY = 16
-"""Env steps between two decisions whether to go on. On a GPU a decision launches a dozen kernels, counting five."""
+"""Env steps between two decisions whether to go on. On a GPU, a decision (`_decide`) launches about a dozen
+kernels, and counting the episodes that end in a step (`_count`) about five."""
 
 
 @dataclasses.dataclass(frozen=True)

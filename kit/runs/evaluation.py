@@ -34,7 +34,7 @@ EPISODES, EPISODES_NO_PHYSICS = 20, 100
 
 The environment variable KIT_EVAL_EPISODES sets another number."""
 LONGEST_EPISODE = 108_000
-"""Steps after which an env without a time limit is taken for one that never ends. Atari games take that many frames."""
+"""Steps after which an episode is taken for one that never ends: the frames of the longest Atari episode."""
 TERM, RATE = "reward/", "_per_minute"
 """Metrics with the prefix TERM or the suffix RATE are summed over each episode; others are read at its last step.
 

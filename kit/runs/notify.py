@@ -53,5 +53,6 @@ def _service() -> Any:
     for url in urls:
         if not service.add(url):
             kind = url.partition("://")[0]
-            raise UserError(f"{VARIABLE} has a URL that Apprise does not understand ({kind}://…); see its list.")
+            remedy = "Apprise's documentation lists the services it supports and their URLs"
+            raise UserError(f"{VARIABLE} has a URL that Apprise does not understand ({kind}://…); {remedy}.")
     return service

@@ -332,7 +332,7 @@ class Training:
         self._keep_best()
         if self.writer.error is not None:
             reason = self.writer.error
-            self._notify(f"the checkpoint before step {step:,} could not be written ({reason}); trying again")
+            self._notify(f"a checkpoint could not be written ({reason}); writing step {step:,} now")
         self.metrics.sync()
         self._requests.checkpoint = self._unsaved_eval = False
         self._saved_step, self._saved_s = step, time.monotonic()

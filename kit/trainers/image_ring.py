@@ -106,7 +106,7 @@ class ImageRing:
         """Return the ring, allocated at the first call for images like `images` (n, H, W, C)."""
         if self.ring is None:
             shape = (self.capacity, *images.shape)
-            self.ring = torch.empty(shape, dtype=images.dtype, device=self.device)  # no memory until written
+            self.ring = torch.empty(shape, dtype=images.dtype, device=self.device)  # on a CPU, no memory until written
         return self.ring
 
 

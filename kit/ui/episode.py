@@ -72,7 +72,7 @@ class Episode:
     observation_fields: list[Field]
     action_fields: list[Field]
     full_bar: float
-    """Largest absolute value of an action."""
+    """Value at which an action's bar is full: the largest in the action space, 1 if it has no limit."""
 
     def __repr__(self) -> str:
         steps, total = len(self.actions), self.rewards["reward"].sum()

@@ -50,9 +50,12 @@ class MetricCharts:
         self._chosen: str | None = None  # the metric that the user has chosen; not every run has it
         self._readers: dict[Path, GrowingRows] = {}
         self.fold.view.layout.display = "none"
-        self.metric.observe(lambda change: setattr(self, "_chosen", change["new"]), names="value")
+        self.metric.observe(self._choose, names="value")
         for widget in (*controls, self.fold.button):
             widget.observe(lambda _: self.draw(), names="value")
+
+    def _choose(self, change: Any) -> None:
+        self._chosen = change["new"]
 
     def attach(self, run: Run | None) -> None:
         """Show the metrics of `run` from now on; hide the section if it is None."""

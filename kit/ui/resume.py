@@ -149,7 +149,8 @@ def store_entry(w: Any, store: str | None, on_choice: Callable[[str], None]) -> 
         value=store or "", description="store", placeholder="drive:kit, hf://you/runs, s3://bucket/runs, a path",
         continuous_update=False, layout=w.Layout(width="100%", max_width="450px"),
     )  # fmt: skip
-    look = w.Button(description="List runs", icon="search", layout=w.Layout(flex="0 0 auto", width="96px"))
+    layout = w.Layout(flex="0 0 auto", width="auto", min_width="96px")
+    look = w.Button(description="List runs", icon="search", layout=layout)
     look.add_class("kit-look-button")
 
     def pressed(_: Any) -> None:

@@ -48,8 +48,9 @@ class PolicyVideo:
     def path(self) -> Path:
         """Path of the video file.
 
-        A single view from the default camera, of the first `EPISODES` episodes, has the same path as in `kit video`:
-        `videos/step_<step>.mp4`. The name of any other video, in `videos/views`, is a hash of views, size and episodes.
+        A single view from the default camera, of the first `EPISODES` episodes and without env_options, has the path of
+        `kit video`, whatever its size: `videos/step_<step>.mp4`. Any other video is in `videos/views`, and its name is
+        a hash of views, size and episodes.
         """
         run, step, camera, _, options = self.views[0]
         folder = run.path / "videos"

@@ -25,8 +25,9 @@ STEP_M = 0.05
 CLEAR_M = 0.1
 """Least horizontal distance between object and hand at the start."""
 TRIES = 64
-"""Draws of the object's position; the first that is far enough from the hand is used. In Slide, where 79 % are too
-near, all are too near in one of five million episodes."""
+"""Number of positions drawn for the object. The first that is far enough from the hand is used.
+
+In Slide 79 % are too near, so all are in one of five million episodes."""
 LIFTED = 0.5
 """PickAndPlace: share of goals above the table."""
 LIFT_M = 0.45
