@@ -11,6 +11,7 @@ import re
 import time
 import types
 import typing
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -251,7 +252,12 @@ def _yaml_classes() -> tuple[Any, Any]:
     import yaml
 
     class Loader(yaml.SafeLoader):
-        pass
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            for name, count in Counter(key.value for key, _ in node.value if isinstance(key.value, str)).items():
+                if count > 1:  # PyYAML keeps the last value silently
+                    reason = f"{name} is given {count} times"
+                    raise yaml.constructor.ConstructorError(problem=reason, problem_mark=node.start_mark)
+            return super().construct_mapping(node, deep)
 
     class Dumper(yaml.SafeDumper):
         pass

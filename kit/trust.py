@@ -106,6 +106,13 @@ def check(name: str, module: str) -> None:
     _remember(f"{module}\t{file}")
 
 
+def named_files(config: Config) -> dict[str, Path]:
+    """Return module -> file for the modules that `config` names; only those that may be imported and have a file."""
+    modules = {name.partition(":")[0] for name in (config.env, config.algo, config.encoder) if ":" in name}
+    files = {module: _file(module) for module in modules & _trusted}
+    return {module: Path(file) for module, file in files.items() if file and Path(file).is_file()}
+
+
 def trusted_environment() -> dict[str, str]:
     """Return environment variables that make a child process trust the same modules."""
     return {TRUSTED_VARIABLE: "\n".join(sorted(_trusted))}

@@ -273,6 +273,7 @@ def test_commands_control_a_running_run(here, capsys):
     session = Forked(run)
     assert session.until(lambda: run.status()["step"] > 0), run.log()
     assert kit(capsys, "pause", run.path)[1].startswith(f"{run.path}: paused at step ")
+    assert "is paused" in kit(capsys, "checkpoint", run.path)[2], "it would wait until somebody unpauses the run"
     assert kit(capsys, "unpause", run.path)[1].startswith(f"{run.path}: running at step ")
     assert " is saved" in kit(capsys, "checkpoint", run.path)[1] and run.checkpoints()
     assert kit(capsys, "rm", run.path, "--yes")[2].startswith(f"kit: {run.path} is at work; stop it first")

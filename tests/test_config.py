@@ -132,6 +132,12 @@ def test_invalid_config_files_are_refused(tmp_path, text):
         RunConfig.load(path)
 
 
+def test_a_yaml_key_given_twice_is_refused(tmp_path):
+    (tmp_path / "config.yaml").write_text("env: Reach\nseed: 1\noverrides: {gamma: 0.9}\nseed: 2")
+    with pytest.raises(UserError, match=r"config\.yaml cannot be read as YAML \(seed is given 2 times"):
+        RunConfig.load(tmp_path / "config.yaml")
+
+
 def test_yaml_that_would_run_code_is_refused(tmp_path):
     canary = tmp_path / "canary"
     path = tmp_path / "config.yaml"

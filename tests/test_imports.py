@@ -22,7 +22,8 @@ def test_imports_without_heavy_packages(code):
 @pytest.mark.parametrize(
     "command",
     ["train --env Reech", "train --algo PPPO", "train --n-envs 0", "train nowhere.yaml", "resume nowhere",
-     "evaluate nowhere", "video nowhere", "export nowhere", "push nowhere hf://you/model", "view nowhere"],
+     "runs nowhere", "evaluate nowhere", "video nowhere", "export nowhere", "push nowhere hf://you/model",
+     "view nowhere"],
 )  # fmt: skip
 def test_typos_are_refused_before_torch_is_imported(command, tmp_path):
     code = "import atexit, sys\natexit.register(lambda: print('torch' in sys.modules))\nfrom kit.cli import main\n"

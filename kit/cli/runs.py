@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import kit
 from kit.cli.shared import RUN, Add, print_value
 from kit.errors import UserError
 
+WAIT_S = 600.0
+"""Maximum seconds that a command waits for its effect. An evaluation or a slow disk may delay it."""
 CONTROLS: dict[str, tuple[str, Callable[[dict[str, Any]], bool]]] = {
     "pause": ("pause a run; it stays in memory", lambda status: status["state"] == "paused"),
     "unpause": ("continue a paused run", lambda status: status["state"] == "running"),
@@ -43,6 +46,8 @@ def add_commands(add: Add) -> None:
 def _runs(options: argparse.Namespace) -> int:
     from kit.runs.finding import RunList, family, list_runs
 
+    if options.where != "runs" and "://" not in options.where and not Path(options.where).expanduser().is_dir():
+        raise UserError(f"{options.where} is not a folder; give a folder of runs, or a store's URL.")
     runs, lines, depth = list_runs(options.where), [], dict[str, int]()
     if options.tree and isinstance(runs, RunList):
         runs = family(runs)
@@ -66,14 +71,20 @@ def _control(options: argparse.Namespace) -> int:
     run = kit.Run(options.run)
     if not run.is_working():
         raise UserError(f"{run.path} is not running ({run.status()['state']}); `kit resume` continues it.")
-    before, (_, done) = run.status()["checkpoint"], CONTROLS[options.control]
+    before, (_, done) = run.status(), CONTROLS[options.control]
+    if options.control == "checkpoint" and before["state"] == "paused":
+        raise UserError(f"{run.path} is paused, which writes no checkpoints; `kit unpause` continues it.")
     getattr(run, options.control)()
 
     def finished(status: dict[str, Any]) -> bool:
-        written = options.control != "checkpoint" or status["checkpoint"] != before
+        written = options.control != "checkpoint" or status["checkpoint"] != before["checkpoint"]
         return (done(status) and written) or not run.is_working(status)
 
-    after = run.wait(600, until=finished)
+    try:
+        after = run.wait(WAIT_S, until=finished)
+    except TimeoutError as error:
+        phase = run.status()["phase"]
+        raise UserError(f"{error} ({phase}); the command stays valid, and `kit runs` shows the run's state.") from None
     saved = f", step {after['checkpoint']['step']:,} is saved" if after["checkpoint"] else ""
     print(f"{run.path}: {after['state']} at step {after['step']:,}{saved}")
     return 0

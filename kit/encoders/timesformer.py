@@ -13,8 +13,9 @@ from kit.encoders.r3d18 import torchvision
 from kit.encoders.weights import Pretrained, PretrainedExtractor
 from kit.errors import UserError
 
-MEAN = STD = 0.5
-"""Pixels are scaled as (pixel - 127.5) / 127.5. Published checkpoints used means and stds that differ by hundredths."""
+MEAN, STD = 0.45, 0.225
+"""Mean and std of pixels from 0 to 1 in the published checkpoints' preprocessor_config.json, for example of
+facebook/timesformer-base-finetuned-k400."""
 PATCH = 16
 """Side of a patch in pixels."""
 TINY: dict[str, Any] = {"hidden_size": 96, "num_hidden_layers": 4, "num_attention_heads": 3, "intermediate_size": 192}
@@ -47,18 +48,19 @@ class TimesformerEncoder(PretrainedExtractor):
             )
 
     def eye(self, shape: tuple[int, int, int, int]) -> nn.Module:
-        return _ClassToken(Pretrained(_network(self.weights, shape), self.frozen))
+        scale = (MEAN, STD) if self.weights else (0.5, 0.5)  # a network without weights gets values from -1 to 1
+        return _ClassToken(Pretrained(_network(self.weights, shape), self.frozen), *scale)
 
 
 class _ClassToken(nn.Module):
     """Applies a TimeSformer to clips from 0 to 255 and returns its class token."""
 
-    def __init__(self, net: nn.Module) -> None:
+    def __init__(self, net: nn.Module, mean: float, std: float) -> None:
         super().__init__()
-        self.net = net
+        self.net, self.mean, self.std = net, mean, std
 
     def forward(self, clip: torch.Tensor) -> torch.Tensor:
-        return self.net(pixel_values=(clip / 255.0 - MEAN) / STD).last_hidden_state[:, 0]
+        return self.net(pixel_values=(clip / 255.0 - self.mean) / self.std).last_hidden_state[:, 0]
 
 
 def _transformers() -> tuple[Any, Any]:

@@ -173,8 +173,14 @@ class GymnasiumEnv(BatchEnv):
         self._length.copy_(snapshot["length"])
 
     def render(self, cameras: tuple[str, ...] | None = None, height: int = 240, width: int = 320) -> torch.Tensor:
-        """Render the current state of all envs as uint8 (n, 1, height, width, 3). There is one camera."""
-        images = np.stack(self.vec_env.env_method("image", height, width))
+        """Render the current state of all envs as uint8 (n, 1, height, width, 3). There is one camera.
+
+        Raises `UserError` if a package for rendering, such as pygame, is missing.
+        """
+        try:
+            images = np.stack(self.vec_env.env_method("image", height, width))
+        except gymnasium.error.DependencyNotInstalled as error:
+            raise UserError(f"env={self._name!r} cannot be rendered: {str(error).rstrip('.')}.") from None
         return torch.from_numpy(images).unsqueeze(1)
 
     def close(self) -> None:

@@ -232,7 +232,7 @@ def create(
         del resolved["env_options"]  # may contain secrets, which stores must not get
         changed = {name: requested[name] for name, value in resolved.items() if value != requested[name]}
         extra = {"parent": warm.parent} if warm is not None else {}
-        provenance.write(path, requested=changed, notebook=host.notebook(), **extra)
+        provenance.write(path, config, requested=changed, notebook=host.notebook(), **extra)
         if warm is not None:
             first_checkpoint(Run(path), warm)
     except BaseException as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import platform
 import subprocess
@@ -9,18 +10,35 @@ import time
 from pathlib import Path
 from typing import Any
 
+from kit import trust
 from kit.format.files import read_json, write_atomic
 
 PACKAGES = ("kit", "torch", "stable-baselines3", "gymnasium", "mujoco", "mujoco-warp", "warp-lang", "numpy")
 
 
-def write(run_path: Path, **extra: Any) -> None:
+def write(run_path: Path, config: trust.Config, **extra: Any) -> None:
     """Append an entry for this process, with `extra` keys. Environment variables and arguments are not recorded.
 
     The entry of the process that created the run has the keys "requested" (fields that kit changed, as the user set
     them), "notebook" (the notebook's path, or None) and, after a warm start, "parent" (name and step).
     """
-    write_atomic(run_path / "provenance.json", json.dumps([*read(run_path), {**current(), **extra}], indent=1))
+    modules = {
+        name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in trust.named_files(config).items()
+    }
+    entry = {**current(), "modules": modules, **extra}
+    write_atomic(run_path / "provenance.json", json.dumps([*read(run_path), entry], indent=1))
+
+
+def changes(run_path: Path) -> list[str]:
+    """Return what changed between the last two entries: packages' versions, and edited modules of the user."""
+    before, now = [{}, {}, *read(run_path)][-2:]
+
+    def changed(key: str) -> dict[str, tuple[str, str]]:
+        old, new = before.get(key, {}), now.get(key, {})
+        return {name: (old[name], new[name]) for name in old if name in new and new[name] != old[name]}
+
+    versions = [f"{name} was {old} and is {new}" for name, (old, new) in changed("versions").items()]
+    return [f"{module}.py was edited" for module in changed("modules")] + versions
 
 
 def read(run_path: Path) -> list[dict[str, Any]]:

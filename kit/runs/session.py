@@ -106,7 +106,7 @@ class Session:
     def _train_and_shrink(self) -> int:
         """Train, halving the number of envs each time memory runs out."""
         with contextlib.suppress(OSError):
-            provenance.write(self.run.path)
+            provenance.write(self.run.path, self.run.config)
         shrink_message = ""
         while True:
             training = None

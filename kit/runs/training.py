@@ -20,6 +20,7 @@ from kit.format.checkpoint import Checkpoint, Damaged
 from kit.format.segments import OffPolicy, Segment, load_replay
 from kit.machine import settings
 from kit.machine.gpu import OTHER, Monitor
+from kit.runs import provenance
 from kit.runs.control import Requests
 from kit.runs.metrics import Metrics, row_logger
 from kit.runs.run import Run, load_policy
@@ -173,7 +174,8 @@ class Training:
             replay_note = "; its replay data is damaged, so the replay buffer fills again before learning continues"
         if loaded.step:  # a branch starts from the checkpoint of step 0
             env_note = "" if same_envs else " with new episodes, because the saved state of the envs does not fit"
-            self._notify(f"resumed from step {loaded.step:,}{env_note}{replay_note}")
+            changes = "".join(f"; {change}" for change in provenance.changes(self.run.path))
+            self._notify(f"resumed from step {loaded.step:,}{env_note}{replay_note}{changes}")
         self.status.set(step=loaded.step, checkpoint={"step": loaded.step, "time": loaded.path.stat().st_mtime})
         return session
 

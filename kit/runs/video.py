@@ -295,7 +295,7 @@ class _Player:
         self._obs = self.env.reset(seed=self._seed + episode)
         self._steps = play(self.env, self._actor, self._obs, episodes=1)
         self.ended, self._outcome, self._colour = False, "", WHITE
-        self._episode, self._step, self.episode_return, self.succeeded = episode + 1, 0, 0.0, False
+        self._episode, self._step, self.episode_return, self.succeeded = episode, 0, 0.0, False
 
     def advance(self, steps: int) -> None:
         """Play `steps` steps, or fewer to the end of the episode."""

@@ -285,10 +285,15 @@ def plan_jobs(
     if seeds is not None and (isinstance(seeds, str) or not isinstance(seeds, Sequence) or not seeds):
         raise UserError(f"seeds={seeds!r} is neither a number of seeds nor a list of them.")
     taken: Counter[str] = Counter()
+    given: list[dict[str, Any]] = []
     planned = []
     for fields in jobs:
         for seed in [{}] if seeds is None else [{"seed": seed} for seed in seeds]:
             requested = {**fields, **seed}
+            if requested in given:
+                both = f"jobs {given.index(requested) + 1} and {len(given) + 1}"
+                raise UserError(f"{both} are the same run ({requested}); change a seed or remove one.")
+            given.append(dict(requested))
             start_from = requested.pop("start_from", None)
             requested = with_shared_runs_dir(requested) if elsewhere else requested
             config = RunConfig.from_dict(requested)

@@ -208,7 +208,7 @@ def episode(run: Run | str | Path, step: int | str | None = None, episode: int |
         if isinstance(env.action_space, spaces.Box):
             actions = np.clip(actions, env.action_space.low.ravel(), env.action_space.high.ravel())
         info = getattr(env, "task_info", TaskInfo())
-        title = f"{run.name}, {'before training' if saved is None else f'step {saved.step:,}'}, episode {episode + 1}"
+        title = f"{run.name}, {'before training' if saved is None else f'step {saved.step:,}'}, episode {episode}"
         return Episode(
             title, frames, stride, np.stack(observations), np.stack(actions),
             {name: np.array([terms[name] for terms in terms_]) for name in terms_[0]},

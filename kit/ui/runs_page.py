@@ -193,7 +193,7 @@ class RunsPage:
         ])  # fmt: skip
         self.view.add_class("kit-runs-page")
         self.view.add_class("kit-dashboard")
-        self._live[self._jobs.title] = self
+        self._take_over()
         self.refresh()
         self._choose()
 
@@ -208,9 +208,16 @@ class RunsPage:
 
     def _start_following(self) -> None:
         if self._is_at_work() and not (self._thread and self._thread.is_alive()):
-            self._live[self._jobs.title] = self
+            self._take_over()
             self._thread = threading.Thread(target=self._follow, name=f"page-{self._jobs.title}", daemon=True)
             self._thread.start()
+
+    def _take_over(self) -> None:
+        """Become the page that refreshes; say so on the page of the same source that did until now."""
+        older = self._live.get(self._jobs.title, self)
+        self._live[self._jobs.title] = self
+        if older is not self:
+            older._say("A newer page shows these runs, and this one no longer changes; press Refresh to use this one.")
 
     def _beat(self) -> None:
         """While nothing refreshes the rows, look for runs that other programs have started."""

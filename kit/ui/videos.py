@@ -49,12 +49,13 @@ class PolicyVideo:
         """Path of the video file.
 
         A single view from the default camera, of the first `EPISODES` episodes and without env_options, has the path of
-        `kit video`, whatever its size: `videos/step_<step>.mp4`. Any other video is in `videos/views`, and its name is
-        a hash of views, size and episodes.
+        `kit video`, `videos/step_<step>.mp4`, if it has the default size. Any other video is in `videos/views`, and its
+        name is a hash of views, size and episodes.
         """
         run, step, camera, _, options = self.views[0]
         folder = run.path / "videos"
-        if len(self.views) == 1 and not camera and self.episodes == EPISODES and not options:
+        usual = (self.size, self.episodes) == (PolicyVideo.size, EPISODES)
+        if len(self.views) == 1 and not camera and usual and not options:
             return folder / f"step_{step:09d}.mp4"
         views = [(view.run.name, *view[1:4], *([dict(options)] if options else [])) for view in self.views]
         key = views, self.size, self.episodes

@@ -124,7 +124,10 @@ def run_python(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_training_process_finds_the_notebooks_modules_and_ids(tmp_path: Path) -> None:
-    """Envs: a task in a module next to the notebook, and an id that only the notebook's process has registered."""
+    """Envs: a task in a module next to the notebook, and an id that only the notebook's process has registered.
+
+    The first is edited before it is resumed.
+    """
     (tmp_path / "beside.py").write_text(MODULE)
     code = """
 import kit, beside
@@ -134,11 +137,16 @@ envs = {"task": "beside:Hall", "id": "Beside-v0"}
 for run in [kit.launch(env=env, run_name=name, **small) for name, env in envs.items()]:
     print(run.wait(100)["state"], run.status()["step"], run.config.env_options, run.log().replace("\\n", "; "))
     print(kit.evaluate(run, episodes=2)["episodes"])
+with open("beside.py", "a") as file:
+    file.write("# edited")
+run = kit.resume("runs/task", total_steps=128, background=True)
+print(run.wait(100)["state"], run.log().replace("\\n", "; "))
 """
     done = run_python(code, tmp_path)
     said = done.stdout.splitlines()
-    assert len(said) == 4, done.stdout + done.stderr
-    for trained, played in (said[:2], said[2:]):
+    assert len(said) == 5, done.stdout + done.stderr
+    assert said[4].startswith("finished") and "resumed from step 64; beside.py was edited" in said[4]
+    for trained, played in (said[:2], said[2:4]):
         assert trained.startswith("finished 64 {'length': 4}") and played == "2", done.stdout + done.stderr
 
 

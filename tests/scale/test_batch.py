@@ -64,6 +64,7 @@ def test_every_job_gets_a_unique_run_name() -> None:
         ),
         (lambda: kit.batch([{"total_step": 5}]), "did you mean total_steps"),
         (lambda: kit.batch([{}], seeds=0), "seeds="),
+        (lambda: kit.batch([{"seed": 1}, {"algo": "A2C"}, {"seed": 1}]), "jobs 1 and 3 are the same run"),
         (lambda: kit.batch([{}], at_once=10_000), "at_once=10000"),
         (lambda: kit.batch([{"start_from": "runs/nothing"}]), "runs/nothing"),
         (lambda: kit.batch("no.yaml"), "no.yaml does not exist"),
@@ -71,8 +72,8 @@ def test_every_job_gets_a_unique_run_name() -> None:
         (lambda: kit.batch([{"store": "gone/store"}], on="ray"), "store='gone/store'"),
         (lambda: kit.sweep({"store": "gone/store", "sweep": {"space": {"gamma": [0.9]}}}), "store='gone/store'"),
     ],
-    ids=["one that cannot be trained", "no such field", "no seeds", "too many at once", "no such run", "no such file",
-         "no such store", "nor for Ray", "nor for a search"],
+    ids=["one that cannot be trained", "no such field", "no seeds", "twice the same", "too many at once", "no such run",
+         "no such file", "no such store", "nor for Ray", "nor for a search"],
 )
 def test_invalid_batch_is_refused_in_one_sentence_and_creates_nothing(tmp_path, monkeypatch, call, words) -> None:
     monkeypatch.chdir(tmp_path)

@@ -57,7 +57,7 @@ def test_the_score_is_that_of_the_final_test_if_all_runs_have_one(tmp_path: Path
 
 def branched(folder: Path, name: str, parent: str, step: int, **config: Any) -> Run:
     run = evaluated(folder, name, [0.0, 0.5], **config)
-    provenance.write(run.path, parent={"name": parent, "step": step})
+    provenance.write(run.path, run.config, parent={"name": parent, "step": step})
     return run
 
 

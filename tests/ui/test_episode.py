@@ -28,7 +28,7 @@ def test_an_episode_has_every_step_with_its_frame(played: Episode) -> None:
     assert steps == 100 and len(played.frames) == 100 and all(frame[:2] == b"\xff\xd8" for frame in played.frames)
     assert played.observations.shape == (steps, 24) and played.actions.shape == (steps, 7)
     assert played.values is not None and played.values.shape == (steps,)
-    assert repr(played).startswith("arm, before training, episode 1: 100 steps, return ")
+    assert repr(played).startswith("arm, before training, episode 0: 100 steps, return ")
     assert abs(played.actions).max() <= 1.0, "clipped, as the env gets them"
     angles, velocities = played.observations[:, :7], played.observations[:, 7:14]
     moved = np.diff(angles, axis=0)

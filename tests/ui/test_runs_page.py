@@ -164,6 +164,7 @@ def test_a_newer_page_takes_over(page: RunsPage, tmp_path: Path) -> None:
         assert first is not None and second._thread is not None
         first.join(20)
         assert not first.is_alive() and second._thread.is_alive()
+        assert "A newer page shows these runs" in page._message.value and "newer" not in second._message.value
 
 
 def test_buttons_act_on_all_ticked_runs_in_a_suitable_state(
