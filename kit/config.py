@@ -11,7 +11,6 @@ import re
 import time
 import types
 import typing
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -43,7 +42,7 @@ ENCODERS = (
 )  # fmt: skip
 PRESETS = ("auto", "sb3", "fast", "heavy", "beast")
 STOCK = "stock"
-"""Value of a game's option such as `defenders`: the game itself plays this side."""
+"""Value of an option that names a team's policy, such as Mission's `defenders`: the team follows fixed rules."""
 SCRIPTED = "scripted"
 """Value of `teacher` that names the task's scripted policy."""
 MAY_CHANGE_ON_RESUME = (
@@ -253,10 +252,12 @@ def _yaml_classes() -> tuple[Any, Any]:
 
     class Loader(yaml.SafeLoader):
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-            for name, count in Counter(key.value for key, _ in node.value if isinstance(key.value, str)).items():
-                if count > 1:  # PyYAML keeps the last value silently
-                    reason = f"{name} is given {count} times"
-                    raise yaml.constructor.ConstructorError(problem=reason, problem_mark=node.start_mark)
+            keys = set[str]()
+            for key, _ in node.value:
+                if isinstance(key.value, str) and key.value in keys:  # PyYAML keeps the last value silently
+                    reason = f"{key.value} is given twice"
+                    raise yaml.constructor.ConstructorError(problem=reason, problem_mark=key.start_mark)
+                keys.add(str(key.value))
             return super().construct_mapping(node, deep)
 
     class Dumper(yaml.SafeDumper):
@@ -269,7 +270,8 @@ def _yaml_classes() -> tuple[Any, Any]:
 
 
 def _not_yaml(source: str | Path, error: Exception) -> UserError:
-    reason = str(error).splitlines()[0]
+    problem, mark = getattr(error, "problem", None), getattr(error, "problem_mark", None)  # of PyYAML
+    reason = f"line {mark.line + 1}: {problem}" if problem and mark else str(error).splitlines()[0]
     return UserError(f"{source} cannot be read as YAML ({reason}); write lines such as `env: Reach`.")
 
 
@@ -294,7 +296,7 @@ def byte_count(name: str, value: str) -> int:
 def default_name(config: RunConfig) -> str:
     """Return a run name such as reach-ppo-s0-20261121-090000; the time is in UTC."""
     kind, _, rest = config.env.partition(":")
-    task = f"{kind} {Path(rest).stem}" if "/" in rest else config.env  # of the path of a robot's file, only the name
+    task = f"{kind} {Path(rest).stem}" if "/" in rest else config.env  # of joystick:PATH, only the file's name
     env, algo = (re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-").lower() for text in (task, config.algo))
     return f"{env}-{algo}-s{config.seed}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
 
@@ -383,4 +385,7 @@ def _plain(name: str, mapping: dict[str, Any]) -> dict[str, Any]:
     def refuse(value: Any) -> Any:
         raise UserError(f"{name} holds {value!r}, which JSON cannot represent; use numbers, texts, lists and mappings.")
 
-    return dict(json.loads(json.dumps(mapping, default=refuse)))
+    try:
+        return dict(json.loads(json.dumps(mapping, default=refuse)))
+    except TypeError as error:  # of a key
+        raise UserError(f"{name}={mapping!r}: {error}; use texts as keys.") from None

@@ -134,7 +134,7 @@ def test_invalid_config_files_are_refused(tmp_path, text):
 
 def test_a_yaml_key_given_twice_is_refused(tmp_path):
     (tmp_path / "config.yaml").write_text("env: Reach\nseed: 1\noverrides: {gamma: 0.9}\nseed: 2")
-    with pytest.raises(UserError, match=r"config\.yaml cannot be read as YAML \(seed is given 2 times"):
+    with pytest.raises(UserError, match=r"config\.yaml cannot be read as YAML \(line 4: seed is given twice"):
         RunConfig.load(tmp_path / "config.yaml")
 
 

@@ -1,7 +1,7 @@
 """Record the last second before the physics of an env diverges: states, actions and randomised values.
 
-A training env keeps the recent states of its envs in memory. When one diverges (`Task.failed`), `take` returns its last
-second. The training process writes it to the run (`kit.runs.divergence`).
+The vectorised env used for training keeps the recent states of its envs in memory. When one diverges (`Task.failed`),
+`take` returns its last second. The training process writes it to the run (`kit.runs.divergence`).
 """
 
 from __future__ import annotations
@@ -64,10 +64,13 @@ class Recorder:
         torch.cat([*self._sources.values(), action[: self._n].to(self._ring)], 1, out=self._ring[self._row])
 
     def after(self, failed: torch.Tensor | None, length: torch.Tensor) -> None:
-        """Note which envs `failed` (n,) bool in this step, the last of an episode of `length` (n,) steps."""
+        """Note which envs diverged in this step.
+
+        `failed`: (n,) bool. `length`: (n,), steps of each env's episode so far, including this one.
+        """
         if self._on_cpu:
             for env in [] if failed is None else failed.nonzero().flatten().tolist():
-                self._add(env, self._row, int(length[env]))
+                self._add(env, self._row, int(length[env]), self._recorded)
         else:
             self._unread = min(self._unread + 1, UNREAD_STEPS)
             ended = 0 if failed is None else length[: self._n] * failed[: self._n]
@@ -79,16 +82,17 @@ class Recorder:
             recent = (self._row - torch.arange(self._unread).flip(0)) % len(self._ring)
             ended = self._ended[recent.to(self._ended.device)].cpu()
             for at, env in ended.nonzero().tolist():
-                self._add(env, int(recent[at]), int(ended[at, env]))
+                recorded = self._recorded - (self._unread - 1 - at)  # at the time of the divergence
+                self._add(env, int(recent[at]), int(ended[at, env]), recorded)
             self._unread = 0
         found, self._found = self._found, []
         return found
 
-    def _add(self, env: int, row: int, length: int) -> None:
+    def _add(self, env: int, row: int, length: int, recorded: int) -> None:
         if self._count == AT_MOST:
             return
         self._count += 1
-        count = min(length, self._keep, self._recorded)  # a resumed episode has steps that were not recorded
+        count = min(length, self._keep, recorded)  # a resumed episode has steps that were not recorded
         steps = (row - torch.arange(count).flip(0)) % len(self._ring)
         values = self._ring[steps.to(self._ring.device), env].cpu()
         rows = dict(zip(self._widths, values.split(list(self._widths.values()), 1), strict=True))

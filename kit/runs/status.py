@@ -1,4 +1,4 @@
-"""status.json: state and progress of a run. The training process rewrites it once a second; all others read it."""
+"""status.json: state and progress of a run, which the training process writes once a second."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Status:
 
     @staticmethod
     def mark_pruned(run_path: Path) -> None:
-        """Set the phase of a run that a search has stopped early to "pruned"; its state stays "interrupted"."""
+        """Set the phase "pruned", for a run that a search has stopped early; the state stays "interrupted"."""
         if previous := read_json(run_path / "status.json", {}):  # on a cluster, the run may be on another machine
             write_atomic(run_path / "status.json", json.dumps({**previous, "phase": "pruned"}, indent=1), durable=False)
 

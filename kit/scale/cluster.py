@@ -77,7 +77,7 @@ def _connected(where: str) -> Iterator[Any]:
     try:
         ray.init(address=address, log_to_driver=False, logging_level="critical", **settings)
     except Exception as error:  # if a node does not start within 30 s, Ray raises a plain Exception
-        reason = str(error).strip().splitlines()[-1]
+        reason = _last_line(error)
         problem = "cannot be reached" if address else "cannot be started"
         hint = "check the token in RAY_AUTH_TOKEN." if address else "try again when this machine is less busy."
         raise UserError(f"on={where!r} {problem} ({reason}); {hint}") from None
@@ -87,8 +87,12 @@ def _connected(where: str) -> Iterator[Any]:
         ray.shutdown()
 
 
+def _last_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[-1]
+
+
 class _Board:
-    """Ray actor on the machine of `kit batch`: receives the rows of jobs from Ray tasks, and tells tasks to stop."""
+    """Ray actor on the machine of `kit batch`: receives each job's state (`Work.row`), and tells Ray tasks to stop."""
 
     def __init__(self) -> None:
         self.rows: dict[str, dict[str, Any]] = {}
@@ -204,7 +208,7 @@ class _Remote(Work):
         try:
             self._last = self.on.ray.get(self._ref)
         except Exception as error:
-            self.error = str(getattr(error, "cause", None) or error).strip().splitlines()[-1]
+            self.error = _last_line(getattr(error, "cause", None) or error)
             self._last = {**self.job.row(), "state": "failed", "message": self.error}
         with contextlib.suppress(UserError):
             self.job.look()  # sets `job.run` if this machine sees the run directory

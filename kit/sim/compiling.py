@@ -50,7 +50,7 @@ def _watch(name: str, folder: Path, over: threading.Event) -> None:
     while True:
         elapsed_s = time.monotonic() - start
         for listener in _listeners:
-            listener(f"compiling {name}, once per machine: {_count(folder) - before} kernels in {elapsed_s:.0f} s")
+            listener(f"compiling {name}, once per machine: {_count(folder) - before} modules in {elapsed_s:.0f} s")
         if over.wait(EVERY_S):
             break
     for listener in _listeners:

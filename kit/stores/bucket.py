@@ -1,4 +1,4 @@
-"""Object stores and other file systems of fsspec as a store: s3://, gs://, az://, sftp://, memory:// ...
+"""Store on a file system that fsspec supports: s3://, gs://, az://, sftp://, memory:// and others.
 
 Files are written by `pipe_file` and `put_file`, because `with fs.open(...)` leaves a partial file after an exception in
 the block. After each write, the stored size is checked.
@@ -49,9 +49,7 @@ class BucketStore(Store):
         if self._scheme in _S3 and not self._root:
             raise Unusable(url, "names no bucket; write s3://bucket/prefix.")
         try:
-            if write:
-                self.put({PROBE: b"kit"})
-            self.put({}, delete=[PROBE]) if write else self.list()
+            self.put({PROBE: b"kit"}, delete=[PROBE]) if write else self.list()
         except StoreError as error:
             reason = f"cannot be {'written' if write else 'read'} ({error})"
             raise Unusable(url, f"{reason}; check the bucket's name and your credentials.") from None
@@ -103,16 +101,16 @@ class BucketStore(Store):
         if self.read_or_none(path) != old or self._tag(path) != tag:
             return self.read_or_none(path) == new
         condition = {"mode": "create"} if tag is None else {"IfMatch": tag}
-        with contextlib.suppress(OSError):  # S3 refused, or wrote and its response was lost; the read below shows which
+        # an error: S3 refused, or wrote and its response was lost; the read below shows which
+        with contextlib.suppress(StoreError), self._translated(path):
             self._fs.pipe_file(self._full(path), new, **condition)
         return self.read_or_none(path) == new
 
     def _tag(self, path: str) -> str | None:
-        self._fs.invalidate_cache()
-        try:
+        with contextlib.suppress(MissingFile), self._translated(path):
+            self._fs.invalidate_cache()
             return str(self._fs.info(self._full(path))["ETag"])
-        except FileNotFoundError:
-            return None
+        return None
 
     def _full(self, path: str) -> str:
         return f"{self._root}/{safe_path(path)}"

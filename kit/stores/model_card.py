@@ -24,7 +24,7 @@ import kit
 run = kit.resume({url!r})  # continues training if the run is unfinished
 policy = run.policy()
 ```
-No file is a pickle: tensors are safetensors, the rest is JSON. The run is in the folder `{name}`.
+No file is a pickle: tensors are safetensors. The run is in the folder `{name}`.
 """
 
 
@@ -41,6 +41,8 @@ def page(run_dir: Path, store: Store) -> dict[str, Path | bytes]:
     try:
         config, rows = yaml.safe_load((run_dir / "config.yaml").read_text()), read_rows(run_dir / "metrics.jsonl")
     except (OSError, ValueError, yaml.YAMLError):  # the run is copied even if a file is damaged
+        return {}
+    if not isinstance(config, dict):
         return {}
     test = {name.removeprefix("test/"): row[name] for row in rows for name in row if name.startswith("test/")}
     mean_return, success = ({**status, **test}.get(name) for name in ("mean_return", "success_rate"))

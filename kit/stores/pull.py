@@ -86,8 +86,10 @@ class _Pull:
     def __call__(self, name: str, dest: Path) -> Path:
         run_dir = dest.expanduser() / name
         is_local, newest = run_dir.exists(), max((c.step for c in committed(run_dir / "checkpoints")), default=-1)
-        if is_local and newest >= max(folders_in(self.files).values(), default=-1):
-            return run_dir
+        if is_local:
+            self._check_same_run(run_dir)
+            if newest >= max(folders_in(self.files).values(), default=-1):
+                return run_dir
         with contextlib.ExitStack() as stack:
             try:
                 run_dir.parent.mkdir(parents=True, exist_ok=True)
@@ -97,8 +99,6 @@ class _Pull:
                 raise UserError(f"runs_dir={str(dest)!r} {reason}") from None
             for text in TEXTS.keys() & self.files.keys():
                 self.store.get(self.prefix + text, building / text, TEXTS[text])
-            if is_local and not ((run_dir / "config.yaml").is_file() and _identity(building) == _identity(run_dir)):
-                raise UserError(f"{run_dir} and {self.store.url} hold different runs; choose another runs_dir.")
             checkpoint = self._fetch_checkpoint(building, newest)
             best = self._fetch_best(building)
             if self.passed_over:  # tells the copier that newer checkpoints in the store are damaged
@@ -114,8 +114,18 @@ class _Pull:
                         (building / path).replace(run_dir / path)
         return run_dir
 
+    def _check_same_run(self, run_dir: Path) -> None:
+        """Raise `UserError` if the run in the store is another than the one at `run_dir`."""
+        stored, local = self.prefix + "config.yaml", run_dir / "config.yaml"
+        here = _identity(local.read_bytes(), local) if local.is_file() else None
+        if here != _identity(self.store.read(stored, TEXTS["config.yaml"]), f"{stored} in {self.store.url}"):
+            raise UserError(f"{run_dir} and {self.store.url} hold different runs; choose another runs_dir.")
+
     def _fetch_checkpoint(self, building: Path, newer_than: int) -> Checkpoint | None:
-        """Fetch and return the newest intact checkpoint and its shared files; None if none is above `newer_than`."""
+        """Fetch and return the newest intact checkpoint and its shared files; None if none is above `newer_than`.
+
+        Damaged ones are reported through `notify`. Raises `UserError` if all are damaged and `newer_than` is -1.
+        """
         folders = [folder for folder, step in folders_in(self.files).items() if step > newer_than]
         refusal: Refused | None = None
         for folder in folders:
@@ -125,7 +135,7 @@ class _Pull:
                 refusal = error if isinstance(error, Refused) else Refused(str(error))
                 self.passed_over.append(folders_in(self.files)[folder])
                 shutil.rmtree(building / folder, ignore_errors=True)
-                if folder is not folders[-1]:
+                if folder is not folders[-1] or newer_than >= 0:
                     self.notify(f"{folder} in {self.store.url} is damaged ({error}); an older one is used.")
         if refusal is not None and newer_than < 0:
             raise Unusable(self.store.url, f"holds no checkpoint that can be used: {refusal}")
@@ -201,7 +211,7 @@ def _choose(store: Store, run_name: str | None, files: dict[str, int]) -> tuple[
 
 def _names(files: dict[str, int]) -> list[str]:
     """Return the names of the runs' folders; [""] if the store holds one run at its top. Unsafe names are skipped."""
-    if "config.yaml" in files:
+    if "config.yaml" in files and ("status.json" in files or folders_in(files)):  # else another program's config
         return [""]
     names: list[str] = []
     for path in files:
@@ -252,12 +262,12 @@ def _number(value: Any) -> float | None:
     return value if type(value) in (int, float) and abs(value) < 1e18 else None
 
 
-def _identity(run_dir: Path) -> dict[str, Any]:
-    """Return the fields of config.yaml that identify a run. Raises `UserError` if it cannot be read."""
+def _identity(config: bytes, source: object) -> dict[str, Any]:
+    """Return the fields of a config.yaml that identify a run. Raises `UserError`, which names `source`."""
     import yaml
 
     try:
-        values = yaml.safe_load((run_dir / "config.yaml").read_text())
+        values = yaml.safe_load(config)
         return {field: values.get(field) for field in SAME_RUN}
-    except (OSError, yaml.YAMLError, UnicodeDecodeError, AttributeError, RecursionError) as error:
-        raise UserError(f"{run_dir.name}/config.yaml cannot be read ({one_line(error)}).") from None
+    except (yaml.YAMLError, UnicodeDecodeError, AttributeError, RecursionError) as error:
+        raise UserError(f"{source} cannot be read ({one_line(error)}).") from None

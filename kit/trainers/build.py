@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kit.trainers.distributed.group import ProcessGroup
 
 WORTH_SHARING = 200_000
-"""Use several torch threads if the largest layer puts out at least this many numbers per minibatch, else one.
+"""Use several torch threads if the largest layer outputs at least this many numbers per minibatch, else one.
 
 Two threads are 1.4 times (Ant) to 1.7 times (Mission) as fast as one thread. If another program uses one of the two
 cores, two threads are half as fast as one.
@@ -33,14 +33,14 @@ cores, two threads are half as fast as one.
 def make_trainer(config: RunConfig, env: BatchEnv, group: ProcessGroup | None = None) -> TensorTrainer:
     """Build the trainer for `env` (from `kit.make_vec`), and set torch's number of threads in this process.
 
-    `config` has no "auto" left. In a distributed run `group` is the process group, and `config` and `env` are those of
-    this process, with its share of the envs.
+    `config` is resolved; only `threads` may be "auto", which leaves the number of threads as it is. In a distributed
+    run `group` is the process group, and `config` and `env` are those of this process, with its share of the envs.
     """
     plan = Plan.of(config, env)
     hyperparameters, encoder = arguments(plan.algorithm, config.overrides), plan.encoder
     requested = hyperparameters.pop("policy_kwargs", {})
     view = encoder.make_view() if encoder.make_view else None
-    if isinstance(view, FrozenView):  # encoders.choose has already applied the options to the view
+    if isinstance(view, FrozenView):  # `encoders.choose` has built the frozen encoder with these options
         requested.pop(encoders.OPTIONS, None)
     if policy_kwargs := encoder.policy_kwargs | requested:
         hyperparameters["policy_kwargs"] = policy_kwargs
@@ -63,7 +63,7 @@ def make_trainer(config: RunConfig, env: BatchEnv, group: ProcessGroup | None = 
 
 
 def largest_layer(trainer: TensorTrainer) -> int:
-    """Estimate how many numbers the largest layer puts out for a minibatch.
+    """Estimate how many numbers the largest layer outputs for a minibatch.
 
     A convolution counts as 100 outputs per channel. LSTMs are left out, since they process few rows at a time.
     """

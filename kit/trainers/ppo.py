@@ -35,8 +35,8 @@ class ProximalTrainer(OnPolicyTrainer):
     :param clip_range: how far the probability of an action may change in one update, as a fraction; usual: 0.1 to 0.3.
         lin_0.2 falls to 0 during the run
     :param clip_range_vf: how far the value function's prediction may change in one update; none: no limit
-    :param target_kl: end an update once the policy has changed by this KL divergence; usual: 0.01 to 0.03; none: no
-        limit
+    :param target_kl: end an update once the policy has changed by 1.5 times this KL divergence; usual: 0.01 to 0.03;
+        none: no limit
     """
 
     batch_size: int
@@ -156,9 +156,9 @@ class ProximalTrainer(OnPolicyTrainer):
 class PPO(ProximalTrainer, sb3.PPO):
     """SB3's PPO with tensor rollouts.
 
-    :param critic_warmup: env steps at the start during which only the critic learns; for policies from `start_from`.
-        The policy then starts with a new critic if the pretrained one does not fit, and with the action noise of
-        log_std_init
+    :param critic_warmup: env steps at the start during which only the critic learns; for runs that start from a
+        pretrained policy (`start_from`). The policy then starts with a new critic if the pretrained one does not fit,
+        and with the action noise of log_std_init
     :param mirror: learn from every transition and from its left-right mirror image; for tasks that have one, such as
         legged robots. It doubles the rows: double batch_size to keep the number of updates, and choose a learning rate
         of at most lin_0.0002: with 0.0003 the updates of Go1 grew until the weights were NaN (tests/bench/README.md)

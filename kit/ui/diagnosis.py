@@ -13,7 +13,7 @@ from kit.ui.learning import series
 from kit.ui.task import sensible_steps
 
 AT_MOST = 3
-"""Number of causes that `causes` returns."""
+"""Maximum number of causes that `causes` returns."""
 LAST = 3
 """The last third of a run's values counts as its state at the end."""
 LARGE_KL = 0.05
@@ -39,7 +39,7 @@ Rows = Sequence[dict[str, Any]]
 
 
 def known(run: Run) -> str:
-    """Return what is known of the run's task: steps and score of its preset, as a sentence; "" if nothing."""
+    """Return a sentence with the task's usual steps and, if measured, the score of preset "auto"; "" if unknown."""
     config = run.config
     if (config.env, config.algo) in SCORES and not config.env_options:
         usual, score = SCORES[config.env, config.algo]
@@ -70,12 +70,12 @@ def _needs_hindsight(run: Run, rows: Rows) -> Iterator[str]:
     from kit.trainers import algorithm
 
     config = run.config  # only kit's own env and algorithm: another's module may be missing here, or not trusted
-    if config.algo not in ALGOS or config.env not in registry.names():
+    if config.algo not in ALGOS or config.env not in registry.names() or config.teacher or config.dataset:
         return
     task: Any = registry.find(config.env)
     if task.compute_reward is not Task.compute_reward and "n_sampled_goal" not in algorithm.find(config.algo).own:
-        others = "SAC, TD3 and CrossQ also learn from goals reached by accident"
-        yield f"{config.algo} hardly learns tasks with goals; {others}."
+        others = "SAC, TD3 and CrossQ learn them by hindsight experience replay"
+        yield f"{config.algo} hardly learns goal-conditioned tasks such as this one; {others}."
 
 
 def _worse_at_the_end(run: Run, rows: Rows) -> Iterator[str]:
@@ -107,7 +107,7 @@ def _large_updates(run: Run, rows: Rows) -> Iterator[str]:
     if kl is not None and kl > LARGE_KL:
         now = "" if rate is None else f" (now {rate:.2g})"
         yield (
-            f"An update changes the policy too much: its KL divergence is {kl:.2g}, and {LARGE_KL} is much. "
+            f"An update changes the policy too much: its KL divergence is {kl:.2g}, more than {LARGE_KL}. "
             f"Lower learning_rate{now}, or set target_kl=0.02."
         )
 
@@ -138,8 +138,8 @@ def _value_function_knows_little(run: Run, rows: Rows) -> Iterator[str]:
     explained = _at_end(rows, "train/explained_variance")
     if explained is not None and explained < EXPLAINED:
         yield (
-            f"The value function explains {max(0.0, explained):.0%} of the returns' variance. More envs, longer "
-            "rollouts (n_steps) or observations that show what the reward depends on help it."
+            f"The value function explains {max(0.0, explained):.0%} of the returns' variance. Use more envs, longer "
+            "rollouts (n_steps), or observations that show what the reward depends on."
         )
 
 

@@ -7,17 +7,17 @@ from importlib.util import find_spec
 from typing import Any
 
 ESM = """
-const PREFIX = /^[^·]{1,40} · /;
-
 function render({ model, el }) {
-  // JupyterLab's shortcuts would take the keys of selects: an arrow would go to the next cell
+  // without this, an arrow key pressed in a <select> would go to the next cell of JupyterLab
   const keepKeys = ({ target }) => {
     if (target.tagName === "SELECT") target.setAttribute("data-lm-suppress-shortcuts", "true");
   };
   setTimeout(() => el.closest(".kit-dashboard")?.addEventListener("focusin", keepKeys), 0);
   const draw = () => {
-    const title = document.title.replace(PREFIX, "");
-    document.title = model.get("title") ? `${model.get("title")} · ${title}` : title;
+    const before = window.kitTitle || "", now = model.get("title") ? `${model.get("title")} · ` : "";
+    const title = document.title.startsWith(before) ? document.title.slice(before.length) : document.title;
+    document.title = now + title;
+    window.kitTitle = now;
   };
   model.on("change:title", draw);
   if (!("Notification" in window) || !window.isSecureContext) return;

@@ -40,12 +40,14 @@ def what_it_sees(run: Run, step: int | str | None = None, n_envs: int = 2, after
     if actor.initial_state(n_envs):
         raise UserError(f"algo={run.config.algo!r} is recurrent: its actions depend on more than the current image.")
     env = make_env(run.config.replace(device="cpu"), n_envs, run.config.seed)
-    obs = env.reset(seed=run.config.seed)
-    for transition in islice(play(env, actor, obs), after):
-        obs = transition.next_obs
-    policy_obs = actor.preprocess(obs)
-    maps = saliency(actor.policy, policy_obs)
-    env.close()
+    try:
+        obs = env.reset(seed=run.config.seed)
+        for transition in islice(play(env, actor, obs), after):
+            obs = transition.next_obs
+        policy_obs = actor.preprocess(obs)
+        maps = saliency(actor.policy, policy_obs)
+    finally:
+        env.close()
     images, titles = [], []
     for i in range(n_envs):
         for name, values in maps.items():

@@ -42,14 +42,15 @@ CAMERA_DISTANCE = 2.2
 IDLE_S = 0.2
 """Seconds between checks for a connected browser."""
 BARS_S, BARS_PX = 0.1, 270
-"""Minimum seconds between two updates of the bars, and the width of their panel in pixels."""
+"""Minimum seconds between updates of the panel with reward and action bars, and the panel's width in pixels."""
 SPACING = 2.0
-"""Distance between neighbouring envs, divided by the distance of one env's outermost bodies along an axis."""
+"""Distance between neighbouring envs, divided by one env's size: the largest extent of its bodies along x, y or z."""
 ALL_ENVS = "all, side by side"
 
 BY_HAND = "by hand"
 KEYS = (("I", "K"), ("J", "L"), ("U", "O"))
-"""Keys that increase and decrease the target's x, y and z, or the commanded velocity forward, left and turn.
+"""Keys that increase and decrease x, y and z of the target, a marker that the hand of Reach follows, or the velocity
+forward, left and around that a walking robot is commanded.
 
 Arrow keys are not used: viser turns the camera with them, even if a command has the same key."""
 NUDGE_M = 0.02
@@ -57,16 +58,17 @@ NUDGE_M = 0.02
 STICK_M_S = 0.3
 """Speed at which a fully deflected stick of a gamepad moves the target."""
 AHEAD_M = 0.2
-"""Maximum distance from the hand of a target that a stick moves, along each axis."""
+"""A stick of a gamepad moves the target at most this far away from the hand, along each axis."""
 
 
 class Viewer:
     """Plays a policy in real time while a browser is connected, episode after episode, until `close`.
 
-    `source`: a run, whose policy of `step` plays first (default: the best; 0: the initial policy), or a config, in
-    whose env a scripted policy plays, or you by hand. Open `url` in a browser; in a notebook the viewer displays
-    itself. With `n_envs`, it shows several envs; you act and record in the first. Raises `UserError` for a task without
-    MuJoCo, and for a config whose task has no scripted policy and cannot be moved by hand.
+    `source`: a run or a config. With a run, its policy of `step` plays first (default: the best; 0: the initial
+    policy). With a config, a scripted policy plays in its env, or you move the robot by hand. Open `url` in a browser;
+    in a notebook the viewer displays itself. With `n_envs`, it shows several envs; you act and record in the first.
+    Raises `UserError` for a task without MuJoCo, and for a config whose task has no scripted policy and cannot be moved
+    by hand.
     """
 
     def __init__(
@@ -96,7 +98,7 @@ class Viewer:
         if isinstance(task := self._task, Reach):
             self._policies[BY_HAND] = lambda noise: ByHand(task, self._target)
         for name in self._task.scripts:
-            self._policies[f"scripted: {name}"] = partial(self._scripted, name)
+            self._policies[f"scripted: {name}"] = lambda noise, name=name: Script(self._env, name)
         if not self._policies:
             self._env.close()
             raise UserError(f"env={self.config.env!r} has no scripted policy and cannot be moved by hand; name a run.")
@@ -108,8 +110,9 @@ class Viewer:
         # remove materials without a texture, so that their geoms are shown in their rgba colour
         model.geom_matid[~np.isin(model.geom_matid, np.nonzero((model.mat_texid >= 0).any(1))[0])] = -1
         self._robot, self._walks = robot_body(model), model.jnt_type[0] == mujoco.mjtJoint.mjJNT_FREE
-        self._offsets = side_by_side(n_envs, SPACING * float(np.ptp(self._task.sim.xpos[0, 1:].numpy(), axis=0).max()))
-        if n_envs > 1:  # mjviser draws fixed bodies once: mark the copy's as moving, so that it draws them in every env
+        extent_m = np.ptp(self._task.sim.xpos[0, 1:].numpy(), axis=0).max()
+        self._offsets = grid_positions(n_envs, SPACING * float(extent_m))
+        if n_envs > 1:  # mjviser draws fixed bodies only once; if marked as moving, they are drawn in every env
             model.body_weldid[1:] = np.arange(1, model.nbody)
         self._scene = mjviser.ViserMujocoScene(self._server, model, num_envs=n_envs)
         self._scene.camera_tracking_enabled, self._scene._tracked_body_id = self._walks, self._robot
@@ -128,9 +131,6 @@ class Viewer:
 
     def _trained(self, run: Run, step: int, noise: bool) -> Player:
         return load_policy(run.config, run.find_or_new(step)).as_actor(not noise)
-
-    def _scripted(self, name: str, noise: bool) -> Player:
-        return Script(self._env, name)
 
     def wait(self) -> None:
         self._thread.join()
@@ -182,7 +182,11 @@ class Viewer:
         camera.position, camera.look_at = at + middle + back, at + middle
 
     def _follow_or_not(self) -> None:
-        """Start or stop following the robot. mjviser moves the scene; the cameras move too, so the view stays."""
+        """Start or stop following the robot.
+
+        While following, mjviser shifts the scene so that the robot is at the origin. The cameras are shifted by the
+        same vector, so that the view does not jump.
+        """
         follow = self._follow.value
         moved = -self._robot_position() if follow else self._robot_position()
         self._scene.camera_tracking_enabled = follow
@@ -286,6 +290,8 @@ class Viewer:
     def _save(self) -> None:
         """Save the recorded episodes as a dataset in the folder whose name is entered."""
         saved, self._episodes = self._episodes, []  # episodes that end meanwhile are for the next save
+        if not saved:  # a second click
+            return
         policies = ", ".join(dict.fromkeys(policy for policy, _ in saved))
         try:
             path = write(Path(self._folder.value), self._env, self.config, policies, (episode for _, episode in saved))
@@ -341,7 +347,7 @@ class Viewer:
                 transition = next(transitions)
                 self._totals.add(transition)
                 if recorder is not None and (whole := recorder.add(transition)):
-                    self._episodes += [(requested[0], each) for each in whole]
+                    self._episodes.extend((requested[0], each) for each in whole)
                     new = f"episodes recorded: {len(self._episodes)}"
                     self._recorded.content = f"{self._saved}; {new}" if self._saved else new
                     self._save_button.disabled = False
@@ -406,7 +412,7 @@ def robot_body(model: mujoco.MjModel) -> int:
     return max(moving, key=depth)
 
 
-def side_by_side(n: int, spacing_m: float) -> np.ndarray:
+def grid_positions(n: int, spacing_m: float) -> np.ndarray:
     """Return the positions of `n` envs in a square grid, (n, 3); the first is at the origin."""
     columns = math.ceil(math.sqrt(n))
     return spacing_m * np.array([(i % columns, i // columns, 0.0) for i in range(n)])
@@ -422,13 +428,13 @@ def view(
     env_options: dict[str, Any] | None = None,
     n_envs: int = 1,
 ) -> Viewer:
-    """Show the policy of `run` live in this notebook in 3-D; without a run, act in `env` by hand.
+    """Show the policy of `run` live in this notebook in 3-D; without a run, a scripted policy of `env`, or you by hand.
 
     `step`: the policy to begin with; default: the best. A panel shows the reward, its terms and the actions as bars.
     `n_envs`: show several envs, side by side or one of them; you act and record in the first.
 
     Reach and ReachVision: choose the policy "by hand", then drag the target, or click into the scene and move it with
-    the keys I K, J L and U O. Walking robots: steer a policy with the sliders, or with the same keys. Both obey
+    the keys I K, J L and U O. Joystick tasks: steer a policy with the sliders, or with the same keys. Both obey
     the sticks of a gamepad at your computer, too: press one of its buttons, and it appears below the viewer. Tick
     "record" to keep whole episodes, and save them as a dataset for `kit.RunConfig(dataset=...)`.
 

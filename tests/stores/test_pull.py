@@ -203,13 +203,34 @@ def test_a_newer_run_here_is_left_alone(there: Store, run: Path) -> None:
     assert pull(there, None, run.parent) == run and content(run) == before
 
 
-def test_another_run_of_the_same_name_is_left_alone(there: Store, run: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("step", [100, 200, 300])
+def test_another_run_of_the_same_name_is_left_alone(there: Store, run: Path, tmp_path: Path, step: int) -> None:
+    """The store's run is at step 200. A newer run here must not be resumed in its place, and overwrite it."""
     upload(run, there)
-    other = make_run(tmp_path / "here", steps=(100,))
+    other = make_run(tmp_path / "here", steps=(step,))
     (other / "config.yaml").write_text("env: Ant\nalgo: SAC\n")
+    before = content(other)
     with pytest.raises(UserError, match="hold different runs"):
         pull(there, None, tmp_path / "here")
-    assert not (other / "checkpoints/step_000000200").exists()
+    assert content(other) == before
+
+
+def test_a_damaged_newer_checkpoint_is_reported_if_there_is_an_older_one_here(
+    there: Store, store_url: str, tmp_path: Path
+) -> None:
+    here = make_run(tmp_path / "here", steps=(100,))
+    upload(make_run(tmp_path / "x", steps=(200,)), there)
+    damage(Path(store_url), "flip")
+    said: list[str] = []
+    before = content(here)
+    assert content(pull(there, None, tmp_path / "here", notify=said.append)) == before
+    assert len(said) == 1 and "step_000000200" in said[0]
+
+
+def test_another_programs_config_beside_the_runs_does_not_hide_them(there: Store, run: Path, tmp_path: Path) -> None:
+    upload(run, there)
+    there.put({"config.yaml": b"hydra: true"})
+    assert content(pull(there, run.name, tmp_path / "d")) == content(run)
 
 
 # -- hostile stores --------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ GOOD = {"eval/success_rate": 0.5, "rollout/success_rate": 0.5, "train/explained_
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        ([GOOD | {"train/approx_kl": 0.2, "train/learning_rate": 1e-3}] * 6, "KL divergence is 0.2, and 0.05 is much"),
+        ([GOOD | {"train/approx_kl": 0.2, "train/learning_rate": 1e-3}] * 6, "KL divergence is 0.2, more than 0.05"),
         ([GOOD | {"train/explained_variance": 0.05}] * 6, "explains 5% of the returns' variance"),
         ([GOOD | {"train/std": std} for std in (0.6, 0.4, 0.2, 0.1, 0.06, 0.04)], "fell from 0.6 to 0.05"),
         ([GOOD | {"rollout/success_rate": 0.9}] * 6, "90% of the episodes succeed, without it 50%"),
@@ -69,7 +69,7 @@ def test_a_return_that_rises_without_success_is_named_first(tmp_path: Path) -> N
 
 
 def test_a_task_with_goals_is_not_for_ppo(tmp_path: Path) -> None:
-    words = "PPO hardly learns tasks with goals; SAC, TD3 and CrossQ"
+    words = "PPO hardly learns goal-conditioned tasks such as this one; SAC, TD3 and CrossQ"
     cases = (("Push", "PPO", True), ("Push", "SAC", False), ("Reach", "PPO", False), ("missing:Task", "PPO", False))
     for env, algo, expected in cases:
         run = run_with(tmp_path / env / algo, [GOOD] * 6, {"env": env, "algo": algo}, step=800_000)

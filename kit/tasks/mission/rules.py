@@ -105,7 +105,7 @@ class Rules(Options):
     """Cost of each attacker that is tagged or runs out of endurance."""
 
     def __post_init__(self) -> None:
-        if self.level not in LEVELS:
+        if not isinstance(self.level, str) or self.level not in LEVELS:
             raise UserError(f"env_options level={self.level!r} is unknown; valid are {', '.join(LEVELS)}.")
         super().__post_init__()
 
