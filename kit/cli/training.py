@@ -41,7 +41,7 @@ def add_commands(add: Add) -> None:
     batch = add("batch", does, _batch, reports=True)
     batch.add_argument(
         "action", nargs="?", choices=("status", "retry", "collect"),
-        help="status: print the state of all jobs and train nothing; retry: execute failed notebooks again, too; "
+        help="status: print the state of all jobs and train nothing; retry: train, and execute failed notebooks again; "
         "collect: download results from the store and train nothing; default: train",
     )  # fmt: skip
     batch.add_argument(
@@ -104,7 +104,10 @@ def _resume(options: argparse.Namespace) -> int:
 
 
 def _run_as_rank(options: argparse.Namespace) -> int | None:
-    """If torchrun started this process with a rank above 0, train and return the exit code; else return None."""
+    """If torchrun started this process as a rank above 0, train and return the exit code; else return None.
+
+    As rank 0, set the flag --processes to the number of processes.
+    """
     from kit.trainers.distributed.group import from_torchrun
 
     group = from_torchrun()

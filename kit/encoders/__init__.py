@@ -41,7 +41,7 @@ class Encoder(NamedTuple):
     policy: str
     policy_kwargs: dict[str, Any]
     make_view: Callable[[], PolicyView] | None = None
-    """Function that makes a view, which applies a frozen encoder or drops entries that no network reads; or None."""
+    """Makes a `PolicyView` that applies a frozen encoder or drops entries that no network reads; None: not needed."""
 
 
 class EncoderInfo(NamedTuple):

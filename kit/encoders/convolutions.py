@@ -143,7 +143,7 @@ class ClipEncoder(ImageExtractor):
         return _Stacked(len(spread(shape[0], self._frames)) * shape[1], NATURE)
 
     def choose_frames(self, clip: torch.Tensor) -> torch.Tensor:
-        index = spread(int(clip.shape[1]), self._frames)  # int: while it is exported to ONNX, a shape is a tensor
+        index = spread(int(clip.shape[1]), self._frames)  # int(): during an export to ONNX, sizes are tensors
         return torch.stack([clip[:, i] for i in index], dim=1)
 
 

@@ -87,7 +87,7 @@ def torchvision(encoder: str) -> Any:
     except ImportError as error:
         raise UserError(
             f"encoder={encoder!r} needs torchvision ({error}); pip install 'torchvision=={_fitting()}': "
-            "another one would replace this machine's torch."
+            "another version would replace this machine's torch."
         ) from None
 
 

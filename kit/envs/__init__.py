@@ -41,7 +41,7 @@ OLD_NAMES = {"Card": "TaskInfo", "Part": "Field"}
 
 
 def __getattr__(name: str) -> Any:
-    """Import the classes for writing tasks on first use, because they load torch and MuJoCo."""
+    """Import these names when they are first used, because their modules load torch and MuJoCo."""
     modules = {"TaskInfo": "task_info", "Field": "task_info", "numbers": "task_info"}
     modules |= {"MujocoTask": "task", "Task": "task", "BatchEnv": "contract", "TensorEnv": "vec"}
     name = OLD_NAMES.get(name, name)

@@ -20,7 +20,7 @@ from kit.envs.task import Task
 from kit.errors import UserError, check_whole
 
 N, SEED = 3, 0
-"""Number of envs in a check, and their seed. Tensors of a task rarely have 3 rows for another reason."""
+"""Number of envs in a check, and their seed. A tensor of 3 rows is assumed to have one row per env (`_kept`)."""
 REPEATED = 20
 """Steps that are simulated twice, to compare the results bit for bit."""
 Say = Callable[[str], object]
@@ -208,7 +208,7 @@ def _check_goal_reward(env: BatchEnv, name: str, obs: Any, reward: torch.Tensor)
     if bool(wrong.any()):
         got, expected = f"{computed[wrong][0]:.6g}", f"{reward[wrong][0]:.6g}"
         problem = f"compute_reward() returned {got} for the goals of a step whose reward was {expected}"
-        raise UserError(f"env={name!r}: {problem}; hindsight mixes both, so compute the reward of a step with it too.")
+        raise UserError(f"env={name!r}: {problem}; hindsight mixes both, so use compute_reward() in each step.")
 
 
 def _check_bounds(task: Task, space: gymnasium.Space, obs: Any) -> None:

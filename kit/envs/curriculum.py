@@ -43,8 +43,8 @@ class Curriculum:
     at_least: float = 0.8
     """Go on when the running mean of `measure` reaches this value. In training, actions have exploration noise."""
     episodes: int = 100
-    """Window of the running mean: an exponential mean with weight 1/episodes per episode, 0 when a stage starts. It is
-    compared with `at_least` every `CHECK_EVERY` steps."""
+    """Window of the running mean, an exponential moving average with weight 1/episodes per episode. It is 0 when a
+    stage starts, and is compared with `at_least` every `CHECK_EVERY` steps."""
 
 
 def chosen(env: str, own: Curriculum | None, option: Any) -> Curriculum | None:

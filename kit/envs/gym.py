@@ -20,9 +20,10 @@ _TOTALS = ("final_obs", "episode_return", "episode_length")
 
 
 class TaskEnv(gymnasium.Env[Any, Any]):
-    """Gymnasium env of the task named `task`. `info` holds the task's metrics as numbers, including "is_success".
+    """Gymnasium env of the task named `task`.
 
-    `render` uses `camera`, by default the task's first camera.
+    `info` holds the task's metrics as numbers, and "is_success" if the task defines `success`. `render` uses `camera`,
+    by default the task's first camera.
     """
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 20}  # noqa: RUF012

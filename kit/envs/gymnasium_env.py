@@ -1,4 +1,4 @@
-"""Vector env of any Gymnasium env: SB3's vector envs step the copies; observations and rewards become tensors."""
+"""Vector env of copies of any Gymnasium env: SB3 steps them; observations and rewards become tensors."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ TOLERANCE_M = 0.01
 
 
 def partners(places: np.ndarray, axes: np.ndarray) -> Part | None:
-    """Return the mirror partner of each hinge joint and the sign of its angle; None if one is missing.
+    """Return the mirror partner of each hinge joint and the sign of its angle; None unless each has exactly one.
 
     `places`, `axes` (joints, 3): anchors, m, and unit axes in a symmetric pose, x ahead and y to the left. The mirror
     image of a rotation about (x, y, z) is one about (-x, y, -z).

@@ -18,7 +18,7 @@ def number(default: float, low: float, high: float) -> Any:
 class Options:
     """Options of a task, set by `env_options`. Subclasses add fields; numeric fields are declared with `number`.
 
-    A value of the wrong type or out of bounds raises `UserError`.
+    A number of the wrong type or out of bounds raises `UserError`. Other fields are not checked.
     """
 
     task: ClassVar[str]

@@ -89,7 +89,7 @@ def make_vec(
 ) -> BatchEnv:
     """Make a vector env of `n_envs` envs.
 
-    `env` is one of kit's tasks ("Reach" or "kit/Reach-v0"), one of any robot ("joystick:unitree_go2",
+    `env` is one of kit's tasks ("Reach" or "kit/Reach-v0"), a task for any robot ("joystick:unitree_go2",
     "reach:arm.xml"), your own class ("my_tasks:Corridor", a `Task` or a Gymnasium env) or a Gymnasium id ("Ant-v5",
     "package:Id-v0"). `env_options` are passed to the env's constructor; every `Task` also accepts `randomize`
     (`kit.envs.randomize`), `curriculum` (`kit.envs.curriculum`) and `obs_groups` (`kit.envs.groups`). `threads` is the
@@ -228,9 +228,9 @@ def find(env: str) -> type[Task] | type[gymnasium.Env] | EnvSpec:
 
 
 def _for_robot(env: str) -> type[Task]:
-    """Return the class of a task for any robot, such as "joystick:unitree_go2", with its class attribute `robot`.
+    """Return the class of "joystick:ROBOT" or "reach:ROBOT": a subclass with the class attribute `robot`.
 
-    The class is another one if the robot's file has changed.
+    It is cached. If ROBOT is a file that has changed, a new class is made.
     """
     file = Path(env.partition(":")[2]).expanduser()
     return _robot_task(env, (str(file.resolve()), file.stat().st_mtime_ns) if file.is_file() else None)

@@ -57,7 +57,7 @@ PLACES = (
           "add a GPU and use a Deep Learning image", vendor="Google"),
     Place("Azure", "set store to keep runs beyond this machine", "choose an NC-series size", vendor="Microsoft"),
 )  # fmt: skip
-LOCAL = Place("This computer", "only on its own disk; a store keeps a copy", "any NVIDIA GPU will do", loses_disk=False)
+LOCAL = Place("This computer", "only on this disk; a store keeps a copy", "any NVIDIA GPU will do", loses_disk=False)
 
 
 def where(environment: Mapping[str, str] | None = None, root: Path = Path("/")) -> Place:

@@ -52,7 +52,7 @@ def why_warp_cannot_use_gpu() -> str | None:
         if newest.arch < min(wp.get_cuda_supported_archs(), default=0):
             return f"Warp {wp.config.version} has no kernels for a GPU as old as {newest.name}"
         if not newest.is_mempool_supported:  # MuJoCo Warp allocates memory while a CUDA graph is recorded
-            return f"{newest.name} has no memory pools, as some virtual GPUs, so that physics cannot be recorded"
+            return f"{newest.name} has no memory pools, as some virtual GPUs, so its physics cannot run as a CUDA graph"
         return None
     versions = wp.get_cuda_toolkit_version(), wp.get_cuda_driver_version()
     built, driver = ("none" if each is None else ".".join(map(str, each)) for each in versions)
@@ -64,4 +64,4 @@ def why_gpu_physics_is_slow() -> str | None:
     if wp.is_conditional_graph_supported():
         return None
     driver = ".".join(map(str, wp.get_cuda_driver_version() or ("none",)))
-    return f"the driver (CUDA {driver}) has no conditional CUDA graphs, so each step runs the solver's most iterations"
+    return f"the driver (CUDA {driver}) has no conditional CUDA graphs, so each step runs all allowed solver iterations"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 BATCH, SMALL_BATCH = 16, 2
 SLOW_S = 0.1
-"""If a forward pass of `SMALL_BATCH` takes more seconds, the measured batch is `SMALL_BATCH`: it is large enough."""
+"""If a forward pass of `SMALL_BATCH` observations takes longer than this, the speed is measured with that batch."""
 BUDGET_S = 0.5
 """Duration of each speed measurement, s; it includes at least one pass."""
 ADAM = 4

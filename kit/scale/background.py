@@ -68,7 +68,10 @@ class Background(Generic[Outcome]):
         self._thread = threading.Thread(target=self._run, name=f"jobs-{title}", daemon=True)
 
     def start(self) -> Background[Outcome]:
-        """Start the thread; return self, or the object of this title that is still at work (if a cell runs twice)."""
+        """Start the thread and return self; if an object of this title is still at work, return that one instead.
+
+        The latter happens if a cell runs twice.
+        """
         known = self._started.get(self.title)
         if known is not None and known.is_working:
             return known
@@ -102,11 +105,14 @@ class Background(Generic[Outcome]):
         self._stopping.set()
 
     def __await__(self) -> Generator[Any, None, Outcome]:
-        """`await batch` in a notebook: as `wait`, but buttons work meanwhile, and an interrupt is a `UserError`."""
+        """Wait in a notebook cell (`await batch`), like `wait`, but buttons work meanwhile.
+
+        If the cell is interrupted, every run saves a checkpoint and stops, and `UserError` is raised.
+        """
         return self._wait().__await__()
 
     async def _wait(self) -> Outcome:
-        with suppress(KeyboardInterrupt, asyncio.CancelledError):  # the runs are stopped, which `_outcome` says
+        with suppress(KeyboardInterrupt, asyncio.CancelledError):  # `_outcome` raises the `UserError`
             async with host.clicks() as handle_clicks:
                 with self._progress_bar() as update:
                     while self.is_working:

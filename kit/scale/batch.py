@@ -148,11 +148,11 @@ def batch(
 ) -> Results:
     """Train all `jobs`: a YAML file (see the module), a list of configs or mappings, or one config with `seeds`.
 
-    Run names consist of the batch's `name` (default: the file's name), env, algo and seed. If a job fails, the others
-    continue. Ctrl-C stops all runs with a checkpoint; call `batch` again to continue. `on="ray"` or "ray://HOST:PORT"
-    trains on a Ray cluster, with `cpus` and `gpus` per job. `on_progress` is called twice a second with the state of
-    all jobs; default: a progress bar. `trust` as in `kit.train` and `kit.resume`. Raises `UserError` for an invalid job
-    before any file is written.
+    Run names consist of the batch's `name` (default: the file's name, or "batch"), env, algo and seed, unless a job has
+    a run_name. If a job fails, the others continue. Ctrl-C stops all runs with a checkpoint; call `batch` again to
+    continue. `on="ray"` or "ray://HOST:PORT" trains on a Ray cluster, with `cpus` and `gpus` per job. `on_progress` is
+    called twice a second with the state of all jobs; default: a progress bar. `trust` as in `kit.train` and
+    `kit.resume`. Raises `UserError` for an invalid job before any file is written.
     """
     return run_batch(*_planned(jobs, seeds, name, trust, at_once=at_once, on=on, cpus=cpus, gpus=gpus), on_progress)
 

@@ -41,7 +41,7 @@ SECRETS = {"hf": ("HF_TOKEN",), "s3": ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_K
 """URL scheme of a store -> environment variables with the store's keys. The task contains only their names."""
 EXTRAS = {"jobs": "video,stores,s3,gpu", "sweep": "video,stores,s3,gpu,scale"}
 EXTRAS |= {"notebook": "notebook,video,stores,s3,gpu"}
-
+"""Kind of file (`kit.scale.files.kind`) -> extras with which the machine installs kit."""
 
 PROVIDERS = {"aws": {"spot"}, "runpod": {"spot", "volumes"}, "lambda": set[str]()}
 """Cloud -> features that SkyPilot supports there, according to `sky/clouds/*.py` of version 0.14.1.
@@ -106,7 +106,7 @@ def task(
 
 
 def _command(name: str, hours: float | None) -> str:
-    """Return the command that runs the file `name`; after `hours` it is interrupted, as by Ctrl-C, and succeeds."""
+    """Return the shell command that runs the file `name`. After `hours` it is sent SIGINT (Ctrl-C) and exits with 0."""
     if hours is None:
         return f"kit batch {name}"
     if hours <= 0:

@@ -64,8 +64,9 @@ def commands(task: dict[str, Any], folder: str | Path, gpu: str | None, hours: f
 def launch(task: dict[str, Any], gpu: str | None, hours: float | None) -> int:
     """Run `task` on a new Colab machine and return its exit code.
 
-    Its output is shown, and the session is ended whatever happens. The secrets travel as a file, because `colab` writes
-    its arguments and the code it executes to a log. Raises `UserError` if `colab` or a secret is missing.
+    Shows its output. Once the machine is rented, its session is ended whatever happens. The secrets travel as a file,
+    because `colab` writes its arguments and the code it executes to a log. Raises `UserError` if `colab` or a secret is
+    missing.
     """
     with tempfile.TemporaryDirectory(prefix="kit-colab-") as folder:
         arguments = commands(task, folder, gpu, hours)

@@ -80,7 +80,7 @@ class FileJobs:
             return job_rows(self._jobs, [self._row(*pair) for pair in zip(self._jobs, self._looked, strict=True)])
         journal = self._plan.folder / study.JOURNAL
         size = journal.stat().st_size if journal.exists() else 0
-        if size != self._journal_size:  # another process runs the search
+        if size != self._journal_size:  # another process, which runs the search, has written to the journal
             self._search, self._journal_size = study.Sweep(self._plan), size
         return study.trial_rows(self._search)
 

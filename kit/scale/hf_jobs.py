@@ -22,7 +22,7 @@ IMAGE = "pytorch/pytorch:2.8.0-cuda12.8-cudnn9-runtime"
 ENDING_S = 300.0
 """Seconds for the last checkpoints and their uploads, at the end of the paid time."""
 INSTALL_S = 300.0
-"""Most seconds of the paid time that installing kit takes; it is one to five minutes."""
+"""Seconds of the paid time that are reserved for installing kit, which takes one to five minutes."""
 LEAST_S = 900.0
 """Minimum paid time in seconds."""
 

@@ -29,8 +29,8 @@ TRIALS = 20
 STARTS = 3
 """A trial counts as failed if its run is interrupted after this many starts."""
 DEPENDENT = {"n_envs", "n_steps", "batch_size"}
-"""Names whose valid values depend on each other, so that a search may contain invalid combinations; a trial with an
-invalid combination counts as failed."""
+"""Names whose valid values depend on each other. A trial with an invalid combination counts as failed; the
+search is refused if the combination of each name's first value (of a range: its minimum) is invalid."""
 PRUNERS = ("median", "hyperband", "none")
 SETTINGS = ("trials", "seed", "pruner", "space")
 JOURNAL, JOURNAL_BYTES = "journal.log", 2**30

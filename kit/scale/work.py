@@ -87,7 +87,7 @@ class Work(Protocol):
 
 
 class StoredWork(Work, Protocol):
-    """Job with a folder on this machine or in its store. `look` returns its row from either, `fetch` gets results."""
+    """Job with a folder here or in its store. `look` returns its row from either; `fetch` downloads its results."""
 
     @property
     def path(self) -> Path: ...

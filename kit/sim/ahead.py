@@ -24,7 +24,7 @@ def compile_together(step: Callable[[], object], device: wp.Device) -> None:
 def only_listing() -> Iterator[list[tuple[wp.Module, int]]]:
     """Launch no kernel inside; list (module, threads per block) of those that would be launched.
 
-    The Python code of a loop's body and of both branches of a condition runs once: the condition is not computed.
+    `wp.capture_while` calls its body once and `wp.capture_if` both branches, because no kernel computes the condition.
     """
     needed: list[tuple[wp.Module, int]] = []
 

@@ -2,7 +2,7 @@
 
 It copies until standard input closes, a signal comes or training dies; then it copies the rest and ends. A thread
 restarts the process by exec if a request to the store hangs, and ends it if a later session's copier has started. The
-process may die at any time: a checkpoint counts only once its manifest is in the store, which is uploaded last.
+process may die at any time: a checkpoint counts only once its manifest, which is uploaded last, is in the store.
 """
 
 from __future__ import annotations

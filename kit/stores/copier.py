@@ -119,9 +119,10 @@ class Copier:
             self._put(files, outdated, message, page)
 
     def _squash(self, stored: dict[str, int]) -> dict[str, int]:
-        """Delete the store's old versions of files if they are large (`HISTORY`); then return a new listing.
+        """Delete the store's old versions of files if they are large (`HISTORY`); return the store's listing.
 
-        With the new listing, this pass uploads the files that the deletion has lost. Else return `stored`.
+        After an attempt, the listing is read again, so that this pass uploads any files that the deletion has lost.
+        Otherwise it is `stored`.
         """
         if not self.store.keeps_history or self._put_bytes <= max(HISTORY * sum(stored.values()), HISTORY_BYTES):
             return stored
@@ -236,7 +237,10 @@ class Copier:
 
     @contextlib.contextmanager
     def _pinned(self, checkpoint: Checkpoint) -> Iterator[dict[str, Path]]:
-        """Hard-link and check the files that the store lacks, so that training may delete them; yield path -> link."""
+        """Hard-link the files that the store lacks, so that training may delete them; yield path -> link.
+
+        The files' SHA-256 is checked. A file that cannot be linked is used where it is.
+        """
         sources: dict[str, Path] = {}
         missing = self._missing_files(checkpoint)
         with temporary(self.run_dir) as stage:

@@ -5,8 +5,9 @@ below the mount point. Such mounts also cache. Therefore each file is written to
 and before a read the system is asked to drop its cached copy.
 
 Google Drive moves deleted files, and files replaced by a rename, to its bin, where they still take up space. Therefore
-files are truncated first. While a file NAME is replaced, the old file is called `.kit-old-NAME`; if the process is then
-killed, readers of NAME get the old file.
+a file is truncated before it is deleted, and a file NAME is replaced in steps: it is renamed to `.kit-old-NAME`, the
+new file gets its name, and the old one is deleted. If the process is killed in between, readers of NAME still get a
+complete file.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ _KINDS = {mujoco.mjtJoint.mjJNT_SLIDE: "slides", mujoco.mjtJoint.mjJNT_BALL: "is
 
 
 def load(robot: str) -> mujoco.MjSpec:
-    """Load a robot's model, delete its sensors, cameras and floor, and give every unnamed part a name."""
+    """Load a robot's model, delete its sensors, cameras and the world's geoms (the floor), and name unnamed parts."""
     path = Path(robot).expanduser()
     if path.suffix not in SUFFIXES:
         spec = fetch(robot)

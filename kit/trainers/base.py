@@ -27,7 +27,7 @@ from kit.trainers.normalize import Normalizer, scaled
 from kit.trainers.saving import Component, Counters, FrozenWeights, Optimizers, RandomGenerators, State, Weights
 
 NEW_IN_ENV = (f"{curriculum.OPTION}.", f"{randomize.OPTION}.{randomize.ACTIVE}")
-"""Prefixes of entries that env snapshots of kit 0.2 lack; its runs continue without a curriculum."""
+"""Prefixes of env snapshot entries that kit 0.2 did not write. Its runs continue in the last curriculum stage."""
 READ_EVERY = 4
 """Smallest default `log_interval` of on-policy trainers on a GPU, in iterations: reading metrics waits for the GPU.
 Trainers with a replay buffer log on a GPU at most once per `READ_EVERY` × n_envs env steps."""

@@ -25,7 +25,7 @@ class BC(ImitationTrainer):
     """
 
     def set_dataset(self, episodes: Iterable[Episode] | None, state: Mapping[str, Any]) -> None:
-        """Learn from `episodes`. None in a resumed run: make room for the data, which `load_replay` restores.
+        """Learn from `episodes`. With None, in a resumed run, allocate the buffer that `load_replay` fills.
 
         `state`: the checkpoint's state, which has the number of stored samples.
         """

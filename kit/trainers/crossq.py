@@ -136,7 +136,7 @@ class CrossQ(EntropyTrainer, sb3_contrib.CrossQ):
 
 
 SMALL = {"pi": [256, 256], "qf": [256, 256]}
-"""Layers of the networks. With sb3-contrib's critics, [1024, 1024], a gradient step takes 6.5 times as long here."""
+"""Widths of the hidden layers. With sb3-contrib's critics, [1024, 1024], a gradient step takes 6.5 times as long."""
 ALGORITHM = Algorithm(
     "CrossQ", CrossQ, sb3_contrib.CrossQ, CrossQPolicy,
     own={"random_shift": int, "n_sampled_goal": int, "random_share": float},

@@ -52,7 +52,7 @@ def rows_of(
     frames: Mapping[str, int],
     stored: Callable[[torch.Tensor], torch.Tensor] = lambda actions: actions,
 ) -> Values:
-    """Return all transitions of `episodes` as rows of a replay buffer with one env, as `Replay.rows` does.
+    """Return all transitions of `episodes` in the format of `Replay.rows`, for a replay buffer with one env.
 
     `frames`: image entry -> stack depth. `stored` converts actions (T, ...) to what the trainer stores.
     """

@@ -66,7 +66,7 @@ class Normalizer:
         self.clip_obs, self.clip_reward = clip_obs, clip_reward
         self.gamma, self.epsilon = gamma, epsilon
         self.obs_moments = {name: RunningMoments(space.shape or (), device) for name, space in scaled.items()}
-        """Statistics per observation entry ("obs", or "obs.key"); images and integers are not scaled."""
+        """Statistics of each scaled observation entry ("obs", or "obs.key"): the Boxes that are not images."""
         self.return_moments = RunningMoments((), device)
         self.returns = torch.zeros(num_envs, dtype=torch.float64, device=device)
 

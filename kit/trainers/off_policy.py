@@ -62,7 +62,7 @@ class OffPolicyTrainer(ReplayTrainer, OffPolicyAlgorithm):
 
     def _setup_model(self) -> None:
         if self.n_steps != 1 or self.action_noise is not None:
-            raise UserError(f"n_steps={self.n_steps} or action_noise: neither is supported; leave it out.")
+            raise UserError(f"n_steps={self.n_steps}: only 1, without action_noise, is supported; leave both out.")
         super()._setup_model()
         self._scheduled = [optimizer for optimizer, _ in self._optimizers().values()]
 
@@ -75,7 +75,7 @@ class OffPolicyTrainer(ReplayTrainer, OffPolicyAlgorithm):
         return HindsightReplay(rows, self.n_envs, self.device, frames, self.n_sampled_goal, compute_reward)
 
     def set_dataset(self, episodes: Iterable[Episode] | None, state: Mapping[str, Any]) -> None:
-        """Take half of each batch from `episodes`. None in a resumed run: `load_state` restores the recorded data."""
+        """Take half of each batch from `episodes`. With None, in a resumed run, `load_state` restores their data."""
         frames = self.replay_buffer.frames
         rows = None if episodes is None else rows_of(episodes, frames, self.as_actor().scale)
         self.demonstrations = Demonstrations(rows, frames, self.device)

@@ -4,11 +4,11 @@ The same config gets the same plan on the same kind of machine. "auto" is resolv
 
     row       starting values of the hyperparameters: tuned for the task and algorithm (`kit.presets`), else the
               algorithm's own (`Algorithm.row`)
-    n_envs    the value in the row. For PPO and RecurrentPPO (`Algorithm.more_envs`), and only with preset auto, it is
-              doubled as long as it stays within `ENVS_PER_CORE` per core (without physics, `ENVS_PER_CORE_NO_PHYSICS`,
-              on a GPU `ENVS_ON_CUDA_NO_PHYSICS` in all) and the run has `MIN_ROLLOUTS` rollouts. For physics on a GPU
-              the row's number is halved instead, until the run has as many rollouts. A run that runs out of memory
-              halves n_envs if `Algorithm.fewer_envs`
+    n_envs    the value in the row. With preset auto, for PPO and RecurrentPPO (`Algorithm.more_envs`), it is doubled as
+              long as the run has `MIN_ROLLOUTS` rollouts and each core at most `ENVS_PER_CORE` envs. Without physics,
+              the limit is `ENVS_PER_CORE_NO_PHYSICS` per core on a CPU, `ENVS_ON_CUDA_NO_PHYSICS` in all on a GPU. With
+              physics on a GPU, the row's value is halved instead, until the run has as many rollouts or n_envs is at
+              most `ENVS_PER_CORE`. A run that runs out of memory halves n_envs if `Algorithm.fewer_envs`
     device    a GPU, if one works, for policies that see images, for legged robots with PPO and for the presets for
               GPUs; else the CPU
     batch     for PPO and RecurrentPPO, the largest divisor of the rollout's size that is no larger than the batch size

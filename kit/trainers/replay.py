@@ -49,7 +49,7 @@ class Replay:
         """Whether rows hold the column "done"."""
         self.written = 0
         self.first = 0
-        """Number of the first stored row; greater than 0 if earlier rows were lost."""
+        """`forget` dropped all rows with smaller numbers; 0 if it was never called."""
         self.breaks: list[int] = []
         """Rows after which all envs were reset without `done`, at a resume. They are not sampled, because their
         `next_obs` is unknown. Recorded only if `keeps_done`."""
@@ -140,7 +140,7 @@ class Replay:
     def load(self, rows: dict[str, torch.Tensor], start: int) -> None:
         """Restore `rows`, returned by `rows()`; the first one has number `start`.
 
-        Ignored are rows numbered `written` or higher, and rows older than the last `capacity` rows before `written`.
+        Ignores rows numbered `written` or higher, and rows older than the last `capacity` rows before `written`.
         """
         stop = start + len(rows["rewards"])
         first, last = max(start, self.written - self.capacity), min(stop, self.written)

@@ -27,7 +27,8 @@ is not set."""
 class SAC(EntropyTrainer, sb3.SAC):
     """SB3's SAC with a tensor replay buffer.
 
-    :param target_update_interval: gradient steps between two moves of the target networks
+    :param target_update_interval: gradient steps between two moves of the target networks; each update (gradient_steps)
+        starts with a move, as in SB3
     :param critic_warmup: env steps at the start during which only the critics learn; for policies from `start_from`.
         If it is not 0, learning_starts adds no random actions, and the action noise starts from log_std_init
     """

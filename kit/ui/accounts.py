@@ -51,7 +51,7 @@ def economy(run: Run, episodes: int = EPISODES) -> Any:
 
 
 def account(run: Run, episodes: int = EPISODES) -> pd.DataFrame:
-    """Return a table of the `TITLES` metrics of scripted policies and the run's best policy, over `episodes` shifts."""
+    """Return a table of the `TITLES` metrics: scripted policies and the run's best policy, over `episodes` episodes."""
     import pandas as pd
 
     step = run.find().step

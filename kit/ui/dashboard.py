@@ -103,7 +103,7 @@ class Dashboard:
         """Stop watching the run, which continues, and clear the display."""
         self.run = None
         if self._watching is not None and self._watching is not threading.current_thread():
-            self._watching.join()  # it draws at most once more
+            self._watching.join()  # it draws at most once more; a last video is finished first
         for box in (self._head, self._message, self._curves, self._video):
             box.value = ""
         self._shown_videos = []

@@ -1,8 +1,8 @@
-"""What panels do from time to time: show that their kernel lives, and look for runs that other programs started.
+"""Heartbeat of panels: warn that the kernel is gone, and look for runs that other programs started.
 
-A panel whose kernel is gone looks alive, and its buttons do nothing. A thread of the kernel redraws each panel's notice
-every `BEAT_S`. The notice becomes visible 30 s after it was last drawn (`kit-silent` in `kit.ui.style.CSS`), by a CSS
-animation, which needs no kernel.
+A panel whose kernel is gone looks alive, and its buttons do nothing. So each panel holds a hidden warning (`NOTICE`),
+which a thread of the kernel redraws every `BEAT_S`. If it is not redrawn for 30 s, a CSS animation, which needs no
+kernel, makes it visible (`kit-silent` in `kit.ui.style.CSS`).
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from kit.ui.comparing import compare
 from kit.ui.dashboard import Dashboard
 
 GOOD_RATE = 0.8
-"""Success rate from which a run is not diagnosed."""
+"""A run with at least this success rate gets no advice."""
 
 
 def advice(run: Run, improved: bool) -> list[str]:
@@ -34,7 +34,7 @@ def advice(run: Run, improved: bool) -> list[str]:
 
 
 class NextSteps:
-    """Buttons for what people do with a run that has ended. A run that they start is shown in `dashboard`."""
+    """Buttons for a run that has ended. `dashboard` shows the run that a button starts."""
 
     def __init__(self, dashboard: Dashboard) -> None:
         w = self._w = need("ipywidgets", "notebook")

@@ -32,7 +32,7 @@ LEAVE = "Back to the form"
 NOTICE_S = 60
 """Seconds between the notice that the machine's session will end, and its end."""
 SAME = ("env", "algo", "env_options", "teacher", "dataset")
-"""Fields in which a panel and a run that it did not start must agree, so that `find_run` takes this run."""
+"""Without a run of its own, a panel takes a run only if these fields equal those of the form; see `find_run`."""
 TITLE_CHARACTERS = 60
 """Maximum number of characters of changed options and hyperparameters in the title of the folded form."""
 SETTLE_S = 0.4
@@ -142,7 +142,7 @@ class TrainPanel(Panel):
         self._at_work: list[str] = []  # names of the runs that were training when the form was last read
 
     def find_run(self) -> Run:
-        """Return the panel's run, or else the latest with a policy, the form's name and its `SAME` fields.
+        """Return the panel's run, or else the latest run with a policy and with the form's run_name and `SAME` fields.
 
         Raises `UserError` if there is none.
         """

@@ -17,7 +17,7 @@ from kit.ui.rows import Line, title
 
 
 class RunPicker:
-    """A dropdown of runs; `picker.run` is the chosen run.
+    """A dropdown of the latest runs (`kit.ui.resume.SHOWN` of them); `picker.run` is the chosen run.
 
     >>> picker = kit.ui.RunPicker().show()
     >>> picker.run

@@ -25,8 +25,8 @@ def report(source: Panel | Run) -> None:
     """Show the success rate, the learning curve and a video of a run.
 
     `source`: a run or a panel. For a panel, each of its runs is shown when the run has ended, and the cell does not
-    wait. For a run that is working, the cell waits until it has ended; an interrupt ends only the waiting. So the next
-    cells find a run that has ended. The video is added when it has been recorded.
+    wait. For a run that is training, the cell waits until it has ended, so that the next cells find its result; an
+    interrupt ends only the waiting. The video is added when it has been recorded.
     """
     from IPython.display import display
 

@@ -20,7 +20,7 @@ from kit.scale.background import JobRow
 from kit.ui import style
 
 POINTS, WIDTH, HEIGHT = 24, 64, 18
-"""Points of a sparkline, and its size in pixels."""
+"""A sparkline has fewer than 2 * `POINTS` points; its width and height in pixels."""
 
 MEASURES = ("rollout/success_rate", "eval/success_rate", "rollout/ep_rew_mean", "eval/mean_return")
 """Columns of metrics.jsonl; a sparkline shows the first that a run has."""

@@ -76,7 +76,7 @@ class PolicyVideo:
             return path
 
     def start(self, nice: int, stderr: int) -> subprocess.Popen[str]:
-        """Start recording a single view in a separate process; see `kit_video`."""
+        """Start to record the first view, with the default camera and size, in a separate process; see `kit_video`."""
         arguments = ("--step", str(self.views[0].step), "--episodes", str(self.episodes))
         return kit_video(self.views[0].run, arguments, nice, stderr)
 

@@ -69,7 +69,8 @@ class StepOutcome(NamedTuple):
 def reward_terms_usd(economy: Economy, step: StepOutcome) -> torch.Tensor:
     """Return the reward terms of a step, (n, 5), USD, in the order of `TERMS`.
 
-    Summed over all steps of a plate, "cleaning" and "delivery" are the price if the plate left clean, else 0.
+    Summed over all steps of a plate, "cleaning" and "delivery" are the price if the plate left clean, and 0 if it broke
+    or was rejected.
     """
     clean = step.clean.to(step.progress.dtype)
     lost = (step.broken | step.rejected).to(step.progress.dtype)

@@ -34,8 +34,8 @@ ON_TWO_FEET: Rewards = {
     "action_rate": (-0.01, r.action_rate),
     "pose": (0.5, pose_kept),
 }
-"""Rewards on two feet: the G1's, without hands, hips, knees and contact force; with the quadruped's `lin_vel_z`,
-`orientation`, `feet_slip`, `action_rate` and `pose`."""
+"""Rewards on two feet: those of the G1 without the terms for hands, hips, knees and contact force. `lin_vel_z`,
+`orientation`, `feet_slip`, `action_rate` and `pose` are the quadruped's terms."""
 
 
 class AnyRobot(Quadruped):

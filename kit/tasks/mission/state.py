@@ -1,15 +1,15 @@
 """State of the mission game: tensors, constants, and Warp functions for geometry and visibility.
 
-The state of n games consists of these tensors, all float32, with rows of four numbers. Times are numbers of motion
-ticks (1/20 s): whole numbers, which float32 counts exactly.
+The state of n games consists of these tensors, all float32, with rows of four numbers. Times are in motion
+ticks (1/20 s). They are whole numbers, which float32 counts exactly; only the endurance can have fractions.
 
     attackers  (n, 4, 4)  x, y (m), waiting time left (ticks; 0: in the game), endurance left (ticks)
     defenders  (n, 3, 4)  x, y (m), viewing direction (unit vector)
     minds      (n, 3, 4)  ticks until the next tag is possible; stock defenders: ticks of chase left, goal x, y (m)
     field      (n, 2, 4)  zone x, y, base x, y (m); time held (ticks), commands given, patrol direction (unit vector)
     discs      (n, 8, 4)  obstacles: x, y, radius (m), unused; missing obstacles lie far away
-    near       (n, 5, 4)  obstacle tested for collisions until the next command: the nearest one of each of the 2
-                          ground attackers, the one within reach of each of the 3 defenders, else `NOWHERE`
+    near       (n, 5, 4)  the obstacle that a unit can hit until the next command: the nearest one for each of the 2
+                          ground attackers; the one within `REACH`, or `NOWHERE`, for each of the 3 defenders
 """
 
 from __future__ import annotations

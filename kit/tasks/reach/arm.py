@@ -21,7 +21,7 @@ GAIN_S, ARMATURE = 2.0, 0.002
 TORQUE_NM = 50.0
 """Torque limit of joints whose model has none."""
 FAR = 0.2
-"""Least distance of a goal from the hand's start, as a fraction of the arm's reach."""
+"""Least distance of a goal from the hand's start, as a fraction of the greatest distance in the random poses."""
 
 
 class Arm(NamedTuple):
@@ -153,8 +153,8 @@ def _goals(robot: str, model: mujoco.MjModel, joints: list[str], home: np.ndarra
     kept = tried[(tried[:, 2] > FLOOR_M) & (distance > FAR * distance.max())]
     if len(kept) < GOALS:
         raise UserError(
-            f"robot {robot!r}: its hand is above the floor in only {len(kept)} of {len(tried)} poses; raise its base, "
-            "or name another hand in env_options hand."
+            f"robot {robot!r}: its hand is above the floor and far from its start in only {len(kept)} of {len(tried)} "
+            "poses; raise its base, or name another hand in env_options hand."
         )
     return kept[:GOALS]
 

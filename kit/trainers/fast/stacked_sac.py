@@ -92,7 +92,7 @@ class StackedSAC:
     def step(self, batch: Transitions, polyak: bool) -> torch.Tensor:
         """Update critics, actor and temperature, and with `polyak` the target critics; return four metrics.
 
-        The result equals that of `kit.trainers.sac.SAC.gradient_step`, which uses autograd.
+        `kit.trainers.sac.SAC._gradient_step` computes the same with autograd, for networks that are not stacked.
         """
         rows, num_actions = batch.actions.shape
         noise = torch.randn(2 * rows, num_actions, device=batch.actions.device)
