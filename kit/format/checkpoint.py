@@ -156,7 +156,7 @@ def write(folder: Path, step: int, state: State, shared: Mapping[str, Mapping[st
         write_file(building / "manifest.json", json.dumps(sealed(step, files, shared), indent=1).encode())
         sync_folder(building)
         final = folder / f"step_{step:09d}"
-        # this step may be on disk already: the run resumed from an earlier step, or is saved again after an evaluation
+        # this step may be on disk already: a resumed run reaches it again, or it is saved again after an evaluation
         old = leftovers.old(final)
         if final.exists():
             leftovers.remove(old)
@@ -198,7 +198,7 @@ def sweep(run_path: Path) -> None:
 
 
 def prune(run_path: Path) -> None:
-    """Delete shared files that no checkpoint of the run needs. Checkpoints with a damaged manifest are ignored."""
+    """Delete shared files that no checkpoint of the run needs. A checkpoint with a damaged manifest keeps no files."""
     shared = [path for kind in (REPLAY, FROZEN) for path in (run_path / kind).glob("[0-9a-z]*.safetensors")]
     needed: set[str] = set()
     for checkpoint in [each for kind in KINDS if shared for each in committed(run_path / kind)]:

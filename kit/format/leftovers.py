@@ -25,7 +25,8 @@ from pathlib import Path
 OLD = ".kit-old-"
 UNCHANGED_S = 24 * 3600.0
 PROGRAM = secrets.token_hex(2)
-"""Random id of this program, in its temporary files' names; exec starts a new program with the same process id."""
+"""Random id of this program, in the names of its temporary files. The process id is not enough: a program that is
+started by exec has the process id of the program before it."""
 _NAME = re.compile(r"\.kit-([0-9a-f]{8})(?:\.(\d+))?-([0-9a-f]{4})[0-9a-f]{8}")  # kit up to 0.2 left out the process id
 
 

@@ -50,7 +50,7 @@ class Segment:
 
 @runtime_checkable
 class OffPolicy(Protocol):
-    """Interface of an off-policy trainer. Its replay data is saved in segments, not in the trainer's `state()`."""
+    """Interface of a trainer with a replay buffer. The replay data is saved in segments, not in its `state()`."""
 
     replay_capacity: int
     replay_written: int

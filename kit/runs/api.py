@@ -225,6 +225,10 @@ def create(
         from kit.stores import open_store
 
         open_store(config.store, write=True)  # raises now, not after an hour, if the store cannot be written
+    stem, count = config.run_name, 1
+    while requested["run_name"] is None and (Path(config.runs_dir).expanduser() / str(config.run_name)).exists():
+        count += 1  # two runs in one second
+        config = config.replace(run_name=f"{stem}-{count}")
     path = directory.create(config)
     try:
         status.Status.create(path, config.total_steps, plan=planned.sentence)
@@ -274,6 +278,13 @@ def _change(run: Run, changes: dict[str, Any]) -> None:
     if config.total_steps < min(step, run.config.total_steps):
         raise UserError(f"total_steps={config.total_steps:,} is less than the {step:,} steps of {run.path}; give more.")
     tracking.check(config.tracker)
+    if config.eval_every == "auto":
+        config = config.replace(eval_every=max(1, config.total_steps // 10))
+    if config.processes > 1:
+        from kit.trainers import algorithm
+        from kit.trainers.planning import config_of_rank
+
+        config_of_rank(algorithm.find(config.algo), config)  # raises if the config cannot be divided
     if "device" in changes or config.store != run.config.store:
         from kit.measure.auto import resolve
 

@@ -62,9 +62,9 @@ def record(
 ) -> Path:
     """Record whole episodes of a policy in the new folder `output`; return the folder.
 
-    `source`: RUN or RUN@STEP, recorded in the run's own env (default: the policy of `step`, or the best); or "scripted"
-    or "scripted:NAME", a scripted policy of `env`. Actions are deterministic. Raises `UserError`, and then leaves no
-    folder.
+    `source`: RUN or RUN@STEP, a policy that plays in its run's own env (without @STEP: `step`, or the best); or
+    "scripted" or "scripted:NAME", a scripted policy that plays in `env` with `env_options`. Actions are deterministic.
+    Raises `UserError`, and then leaves no folder.
     """
     check_whole("episodes", episodes, 1)
     output = _free(output)
@@ -73,7 +73,8 @@ def record(
     run, named = (None, None) if scripted == SCRIPTED else locate_step(source, runs_dir)
     asked = RunConfig(env=env, env_options=env_options or {})
     config = (asked if run is None else opened(run, trust).config).replace(device="cpu")
-    n_envs = min(MAX_ENVS, episodes)
+    per_env = -(-episodes // MAX_ENVS)  # the same number in each, because short episodes would end first
+    n_envs = -(-episodes // per_env)
     batch = make_env(config, n_envs, seed + RECORD_SEED, 1)
     try:
         policy = None if run is None else run.policy(named if step is None else step)
@@ -120,6 +121,8 @@ def _episodes(
             yield episode
             done += 1
             on_progress(done, episodes)
+        if done == episodes:
+            return
 
 
 class Recorder:
@@ -134,7 +137,7 @@ class Recorder:
         self._steps: list[list[tuple[Any, ...]]] = [[] for _ in range(n_envs or env.num_envs)]
 
     def add(self, step: Transition) -> list[EpisodeBuffer]:
-        """Add one step of all envs; return the episodes that ended with it and count (see `play`)."""
+        """Add one step of all envs; return the episodes that it ends, if they count (`Transition.ended`)."""
         from minari.data_collector import EpisodeBuffer
 
         env, whole = self._env, []
@@ -202,7 +205,10 @@ def check(config: RunConfig, env: Spaces) -> None:
                     f"dataset={config.dataset!r} lacks {', '.join(missing)}, which the critic's observation group has; "
                     "leave the group out with env_options obs_groups=[]."
                 )
-            step_bytes = sum(math.prod(x.shape) * x.dtype.itemsize for _, x in leaves("", _recorded_space(env)))
+            sizes = {name: math.prod(x.shape) * x.dtype.itemsize for name, x in leaves("", _recorded_space(env))}
+            once = {f".{name}" if name else "" for name in env.frames}  # other entries: obs and next_obs
+            act = math.prod(env.action_space.shape or (1,))
+            step_bytes = sum(size * (1 if name in once else 2) for name, size in sizes.items()) + 4 * act + 5
             if (size := data.total_steps * step_bytes) > MAX_FILE_BYTES:
                 raise UserError(
                     f"dataset={config.dataset!r} holds {size / 2**30:.1f} GiB, and a run keeps at most "
@@ -289,17 +295,19 @@ def _opened(dataset: str, whole: bool = True) -> Iterator[Any]:
 
 def _fetch(url: str, folder: Path, whole: bool) -> Path:
     from kit.stores import open_store
+    from kit.stores.pull import readable
 
     store = open_store(url)
-    files = store.list()
-    prefix = "data/" if f"data/{FILES[0]}" in files else ""
-    for name in FILES:
-        if f"{prefix}{name}" not in files:
-            raise UserError(f"dataset={url!r} has no {name}; name a folder that `kit record` or Minari wrote.")
-        if whole or name == FILES[0]:
-            store.get(f"{prefix}{name}", folder / name, MAX_BYTES)
-        else:
-            (folder / name).touch()  # Minari only checks that it exists
+    with readable(store):
+        files = store.list()
+        prefix = "data/" if f"data/{FILES[0]}" in files else ""
+        for name in FILES:
+            if f"{prefix}{name}" not in files:
+                raise UserError(f"dataset={url!r} has no {name}; name a folder that `kit record` or Minari wrote.")
+            if whole or name == FILES[0]:
+                store.get(f"{prefix}{name}", folder / name, MAX_BYTES)
+            else:
+                (folder / name).touch()  # Minari only checks that it exists
     return folder
 
 

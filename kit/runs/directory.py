@@ -122,9 +122,9 @@ def lock(path: Path, inherited: int | None = None) -> Iterator[IO[str]]:
                 file.seek(0)
                 owner = file.read().strip() or "another process"
                 raise UserError(f"{path} is in use by {owner}; stop it first, or watch it with `kit runs`.") from None
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-        file.flush()
+        with contextlib.suppress(OSError):  # a full disk: the lock holds without its owner's name
+            os.ftruncate(file.fileno(), 0)
+            os.write(file.fileno(), f"process {os.getpid()} on {socket.gethostname()}\n".encode())
         yield file
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +35,7 @@ EPISODES, EPISODES_NO_PHYSICS = 20, 100
 
 The environment variable KIT_EVAL_EPISODES sets another number."""
 LONGEST_EPISODE = 108_000
-"""Steps after which an episode is taken for one that never ends: the frames of the longest Atari episode."""
+"""An evaluation fails if no episode ends within this many steps. The longest Atari episode has 108,000 frames."""
 TERM, RATE = "reward/", "_per_minute"
 """Metrics with the prefix TERM or the suffix RATE are summed over each episode; others are read at its last step.
 
@@ -145,11 +146,9 @@ def evaluate(
     """
     check_whole("episodes", episodes, 1)
     run = opened(run, trust)
-    evaluator = Evaluator(on_cpu(run.config, env_options), episodes)
-    with one_thread():
+    with closing(Evaluator(on_cpu(run.config, env_options), episodes)) as evaluator, one_thread():
         script = Script(evaluator.env, scripted if isinstance(scripted, str) else None) if scripted else None
         result = evaluator(script or run.policy(step).as_actor())
-    evaluator.close()
     assert result is not None
     return result
 

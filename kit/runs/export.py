@@ -93,7 +93,7 @@ def export(
     suffix, write = WRITERS[to]
     saved = run.find_or_new(step)
     number = saved.step if saved else 0
-    path = Path(path) if path else run.path / "exports" / f"step_{number:09d}{suffix}"
+    path = Path(path).expanduser() if path else run.path / "exports" / f"step_{number:09d}{suffix}"
     if path.suffix != suffix:
         raise UserError(f"path={str(path)!r} must end in {suffix} for an export to {to}.")
     trainer = load_policy(run.config, saved)

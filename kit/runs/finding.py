@@ -74,7 +74,7 @@ def run_folders(where: str | Path) -> list[Path]:
 
 def is_branch(run: Run, of: Run) -> bool:
     """Whether `run` was started from a policy of the run `of`."""
-    return run.parent is not None and run.parent[0] == of.name != run.name  # of the same name: in another folder
+    return run.parent is not None and run.parent[0] == of.name != run.name  # a parent with run's name: another folder
 
 
 def family(runs: RunList) -> RunList:
@@ -88,7 +88,8 @@ def family(runs: RunList) -> RunList:
             if is_branch(branch, run):
                 yield from below(branch)
 
-    return RunList(run for root in roots for run in below(root))
+    found = [run for root in roots for run in below(root)]
+    return RunList([*found, *(run for run in runs if run not in found)])  # a reused name: each other's parents
 
 
 def locate(path_or_url: str | Path, runs_dir: str, max_gb: float = 8.0) -> tuple[Run, dict[str, Any]]:

@@ -44,7 +44,8 @@ class Metrics:
 
     def add(self, step: int, values: Mapping[str, Any]) -> None:
         """Append one row with the numbers in `values`; other values (images, histograms) are skipped."""
-        plain = {name: value.item() if hasattr(value, "item") else value for name, value in values.items()}
+        scalars = {name: x for name, x in values.items() if getattr(x, "shape", ()) in ((), (1,))}
+        plain = {name: x.item() if hasattr(x, "item") else x for name, x in scalars.items()}
         row = {"step": step, **{name: value for name, value in plain.items() if isinstance(value, int | float)}}
         self._waiting.append((json.dumps(row) + "\n").encode())
         self.rows += 1

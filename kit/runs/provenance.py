@@ -65,7 +65,10 @@ def current() -> dict[str, Any]:
 
 def _commit() -> str | None:
     """Return the git commit of kit's source, or None if kit does not run from a checkout."""
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
+    root = Path(__file__).parents[2]
+    if not (root / ".git").exists():  # installed, perhaps inside another repository
+        return None
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"]
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
     except (OSError, subprocess.TimeoutExpired):

@@ -18,8 +18,9 @@ from kit.runs.evaluation import evaluate
 from kit.runs.export import export
 from kit.runs.run import Run, opened
 from kit.runs.video import record
+from kit.stores.base import StoreError, Unusable
 from kit.stores.model_card import MARK, curve
-from kit.stores.redact import TEXT, redact_bytes
+from kit.stores.redact import TEXT, one_line, redact_bytes
 from kit.trainers import Trainer, algorithm
 
 EPISODES, VIDEO_EPISODES = 100, 3
@@ -81,10 +82,11 @@ def push(
         raise UserError(f"url={url!r} has a README.md that kit did not write; name another repository.")
     with tempfile.TemporaryDirectory(prefix="kit-push-") as folder:
         contents = files(run, store.repo, step, episodes, Path(folder))
-        store.put(
-            {name: _redacted(name, content) for name, content in contents.items()},
-            message=f"{run.config.algo} on {run.config.env}",
-        )
+        redacted = {name: _redacted(name, content) for name, content in contents.items()}
+        try:
+            store.put(redacted, message=f"{run.config.algo} on {run.config.env}")
+        except StoreError as error:
+            raise Unusable(url, f"cannot be written ({one_line(error)}); try again later.") from None
     return f"{huggingface_hub.constants.ENDPOINT}/{store.repo}"
 
 

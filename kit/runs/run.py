@@ -5,6 +5,9 @@ Works from any process, while the run trains and afterwards.
 
 from __future__ import annotations
 
+import contextlib
+import os
+import stat
 import time
 import warnings
 from collections.abc import Callable
@@ -96,10 +99,10 @@ class Run:
         return checkpoint.committed(self.path / "checkpoints")
 
     def latest(self) -> Checkpoint | None:
-        """Return the newest checkpoint whose SHA-256 sums all match, or None."""
+        """Return the newest checkpoint whose SHA-256 sums match, without those of replay data, or None."""
         for saved in reversed(self.checkpoints()):
             try:
-                saved.verify()
+                saved.verify(replay=False)
             except Damaged:
                 continue
             return saved
@@ -138,7 +141,13 @@ class Run:
     @property
     def size_bytes(self) -> int:
         """Size of the files in the run directory, in bytes."""
-        return sum(file.lstat().st_size for file in self.path.rglob("*") if not file.is_symlink() and file.is_file())
+        size = 0
+        for folder, _, names in os.walk(self.path):
+            for name in names:
+                with contextlib.suppress(OSError):  # training deletes old checkpoints meanwhile
+                    file = Path(folder, name).lstat()
+                    size += file.st_size if stat.S_ISREG(file.st_mode) else 0
+        return size
 
     def copies(self) -> str:
         """Describe the copy in the store, such as "step 100,352 verified in hf://you/runs"."""
@@ -264,7 +273,10 @@ def opened(run: Run | str | Path, trust: bool = False) -> Run:
 
 
 def load_policy(config: RunConfig, saved: Checkpoint | None) -> Trainer:
-    """Load the policy of a checkpoint (None: a new one) into a trainer on the CPU, for `predict`, `act` and `save`."""
+    """Load the policy of a checkpoint (None: a new one) into a trainer on the CPU, for `predict`, `act` and `save`.
+
+    Raises `UserError` if the checkpoint is damaged.
+    """
     from kit import envs
     from kit.trainers import make_trainer
 
@@ -274,5 +286,8 @@ def load_policy(config: RunConfig, saved: Checkpoint | None) -> Trainer:
         options = envs.without_opponents(config.env, config.env_options)
         trainer = make_trainer(config, envs.make_vec(config.env, 1, "cpu", config.seed, 1, options))
     if saved is not None:
-        trainer.load_policy(saved.read())
+        try:
+            trainer.load_policy(saved.read(replay=False))
+        except Damaged as error:
+            raise UserError(f"{saved.path} is damaged ({error}); name another step, or fetch the run again.") from None
     return trainer

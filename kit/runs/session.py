@@ -117,7 +117,12 @@ class Session:
                 return self._train(training, shrink_message)
             except Exception as error:
                 shortage = memory.shortage(error)
-                if shortage is None or self.run.config.processes > 1:
+                if self.run.config.processes > 1:
+                    raise
+                if shortage is None:
+                    if training is not None:  # finishes a checkpoint that is being written, and frees the envs
+                        with contextlib.suppress(Exception):
+                            training.close()
                     raise
                 traceback.print_exc()
                 self._training = None
@@ -292,7 +297,7 @@ class Session:
             if command == "stop" and self.status.values["state"] == "starting" and self._installed:
                 signal.raise_signal(signal.SIGTERM)
         training = self._training
-        if self._clock.is_over(training.longest_save_s if training else 0.0):
+        if self._clock.is_over(training.writer.longest_s if training else 0.0):
             self.requests.stop(f"session_limit={self.run.config.session_limit} is reached")
         if ticks % 5 == 0:
             self._progress()

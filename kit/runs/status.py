@@ -50,7 +50,7 @@ class Status:
 
     def __init__(self, run_path: Path, **values: Any) -> None:
         self._path = run_path
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal may arrive inside `set`
         self.written = False
         """Whether the last `write` reached the disk."""
         previous = read_json(run_path / "status.json", {})

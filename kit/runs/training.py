@@ -111,10 +111,10 @@ class Training:
         self.writer = Writer(self.run.path, resumed, self._on_checkpoint, not replay_lost, budget)
         self._closing.append(self.writer.wait)
         self.step = self.first_step = self.trainer.num_timesteps
-        self.longest_save_s = 0.0
         self._saved_step, self._saved_s = (self.step if resumed else -1), time.monotonic()
         self._size_reported = self._unsaved_eval = False
         self._copy: tuple[int, dict[str, Any]] | None = None
+        self._replay_written = 0
         self._iteration_start = float("-inf")  # duration unknown: copy the state before the first iteration
 
     def _load(self) -> tuple[Checkpoint | None, dict[str, Any]]:
@@ -210,8 +210,20 @@ class Training:
                 self._notify(f"step {self.step:,} cannot be saved ({error.strerror}); training goes on and tries again")
         if self._requests.reason is not None:
             raise Interrupted(self._requests.reason)
-        self._copy = (self.step, state or self._state()) if iteration_s > LONG_ITERATION_S else None
+        copy = iteration_s > LONG_ITERATION_S and self._keeps_replay()
+        self._copy = (self.step, state or self._state()) if copy else None
         self._iteration_start, self._in_iteration = time.monotonic(), True
+
+    def _keeps_replay(self) -> bool:
+        """Return whether all replay rows that a checkpoint of now needs will still be there after an iteration.
+
+        An iteration may overwrite the oldest rows before they are in a checkpoint. It is then not interrupted.
+        """
+        if not isinstance(self.trainer, OffPolicy):
+            return True
+        written, before = self.trainer.replay_written, self._replay_written
+        self._replay_written = written
+        return 2 * written - before - self.writer.replay_stop <= self.trainer.replay_capacity
 
     @property
     def can_interrupt(self) -> bool:
@@ -271,6 +283,9 @@ class Training:
             with settings.one_thread():
                 # load from best/: in checkpoints/, the writer may be deleting the same step
                 result = evaluator(load_policy(self.config, best).as_actor(), self._should_stop)
+        except UserError as error:  # damaged
+            self._notify(f"the best policy was not tested: {error}")
+            return
         finally:
             evaluator.close()
             generators.load_state(before)  # building a network draws random numbers; undo that
@@ -368,7 +383,6 @@ class Training:
                     raise
                 self._notify(f"step {step:,} cannot be saved yet ({error.strerror}); trying again")
                 time.sleep(0.5)
-        self.longest_save_s = max(self.longest_save_s, time.monotonic() - start)
 
     def _on_checkpoint(self, written: Checkpoint) -> None:
         """Show the new checkpoint in status.json; warn once if it alone exceeds the disk budget."""

@@ -236,7 +236,7 @@ def timing(env: BatchEnv) -> tuple[int, float, int]:
 
 
 def _frames(players: list[_Player], episodes: Sequence[int], size: int, on_frame: Progress) -> Generator[np.ndarray]:
-    """Yield frames, (rows * size, columns * size, 3) uint8. A list would take 1 GB per 1,000 frames."""
+    """Yield frames, (rows * size, columns * size, 3) uint8. A list of 1,000 frames of three views would take 1 GB."""
     stride, fps, max_frames = timing(players[0].env)
     done = 0
     for episode in episodes:

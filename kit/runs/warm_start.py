@@ -37,7 +37,7 @@ class WarmStart(NamedTuple):
 def warm_start(start_from: str | Path, trust: bool, runs_dir: str, algo: str) -> WarmStart:
     """Read the policy `start_from`: MODEL.zip of `algo`, or RUN, RUN@STEP, RUN@best, RUN@latest. Raises `UserError`."""
     if str(start_from).endswith(".zip"):
-        return _from_zip(Path(start_from), trust, algo)
+        return _from_zip(Path(start_from).expanduser(), trust, algo)
     run, step = locate_step(start_from, runs_dir)
     return _from_run(opened(run, trust), step)
 
@@ -135,7 +135,7 @@ def _from_zip(path: Path, trust: bool, algo: str) -> WarmStart:
     try:
         model: Any = record.stock.load(path, device="cpu")
     except Exception as error:
-        reason = str(error).splitlines()[0]
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(f"start_from={str(path)!r} does not load as {algo} ({reason}); set another algo.") from None
     hyper = {name: getattr(model, name) for name in record.imported}
     policy = {name: model.policy_kwargs[name] for name in POLICY_KWARGS if name in model.policy_kwargs}

@@ -26,6 +26,7 @@ class Writer:
     since the previous checkpoint, and its manifest lists all segments that are still needed.
 
     `step`: step of the newest written checkpoint, or -1. `error`: the `OSError` of the last attempt, or None.
+    `longest_s`: longest time that writing a checkpoint has taken, s.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class Writer:
         self.run_path, self.budget = run_path, budget
         self.step = resumed.step if resumed else -1
         self.error: OSError | None = None
+        self.longest_s = 0.0
         self._on_done = on_done
         shared = resumed.manifest().get("shared", {}) if resumed and with_replay else {}
         self._segments: dict[str, Any] = {n: entry for n, entry in shared.items() if n.startswith(f"{REPLAY}/")}
@@ -77,9 +79,10 @@ class Writer:
             raise failure
 
     def _guarded(self, *args: Any) -> None:
+        start = time.monotonic()
         try:
             self._write(*args)
-            self.error = None
+            self.error, self.longest_s = None, max(self.longest_s, time.monotonic() - start)
         except OSError as error:  # a full or broken disk: training continues, the next checkpoint tries again
             self.error = error
         except BaseException as failure:

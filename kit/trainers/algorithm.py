@@ -91,7 +91,7 @@ def find(algo: str) -> Algorithm:
     trust.check(algo, module)
     try:
         record = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, TypeError) as error:  # TypeError: a relative name such as .mine
         raise UserError(f"algo={algo!r} cannot be loaded ({error}); write module:NAME of an Algorithm.") from None
     if not isinstance(record, Algorithm):
         raise UserError(f"algo={algo!r} is not a record (kit.trainers.algorithm.Algorithm); name the record.")
@@ -100,7 +100,8 @@ def find(algo: str) -> Algorithm:
 
 def with_n_envs(config: RunConfig, n_envs: int) -> RunConfig:
     """Return the resolved `config` (no "auto" left) with `n_envs` envs and hyperparameters adapted to them."""
-    return config.replace(n_envs=n_envs, overrides=find(config.algo).rule(config.overrides, n_envs, {}, {}))
+    row = {**config.overrides, "n_envs": config.n_envs}
+    return config.replace(n_envs=n_envs, overrides=find(config.algo).rule(config.overrides, n_envs, row, {}))
 
 
 def largest_batch(rollout_size: int, at_most: int) -> int:

@@ -38,6 +38,7 @@ RANGES = {
     **dict.fromkeys(("teacher_until", "random_share", "normalize gamma"), (0.0, 1.0)),
     **dict.fromkeys(("clip_range_vf", "vf_coef", "max_grad_norm", "target_kl", "rms_prop_eps"), (0.0, INF)),
     **dict.fromkeys(("teacher_noise", "state_coef", "exploration_noise"), (0.0, INF)),
+    **dict.fromkeys(("target_policy_noise", "target_noise_clip"), (0.0, INF)),
     **dict.fromkeys(("normalize clip_obs", "normalize clip_reward", "normalize epsilon"), (0.0, INF)),
 }
 """Hyperparameter -> (smallest, largest) valid value. For a schedule, only the start value is checked."""
@@ -48,6 +49,9 @@ COUNTS = {
     **{"learning_starts": 0, "gradient_steps": -1, "random_shift": 0, "critic_warmup": 0},
 }
 """Hyperparameters that must be whole numbers -> smallest valid value."""
+
+LEARNT = {"ent_coef": r"auto(_(?!0*\.?0*$)\d*\.?\d+)?", "target_entropy": "auto"}
+"""Hyperparameters that SAC can learn or choose -> pattern of a text that says so; auto_0.1 starts with 0.1."""
 
 
 def complete(algorithm: Algorithm, row: Row, overrides: Mapping[str, Any]) -> Row:
@@ -60,10 +64,15 @@ def complete(algorithm: Algorithm, row: Row, overrides: Mapping[str, Any]) -> Ro
     hyper = {**hyper, **overrides}
     if policy and isinstance(requested, dict):
         hyper["policy_kwargs"] = policy | requested
-    arguments(algorithm, hyper)
-    for name, least in COUNTS.items():
-        if name in hyper:
-            check_whole(f"overrides {name}", hyper[name], least)
+    converted, known = arguments(algorithm, hyper), _annotations(algorithm)
+    least = dict(COUNTS)
+    if "train_freq" not in known:  # imitation: -1, as many as env steps, has no meaning there
+        least["gradient_steps"] = 1
+    if "n_epochs" in known:  # PPO divides by the standard deviation of a minibatch's advantages
+        least["batch_size"] = 2
+    for name, value in converted.items():
+        if name in least and not isinstance(value, tuple):  # train_freq may be (1, "episode")
+            check_whole(f"overrides {name}", value, least[name])
     return hyper
 
 
@@ -129,6 +138,8 @@ def _argument(name: str, value: Any, annotation: Any) -> Any:
     if schedule and isinstance(value, str):
         return _schedule(name, value)
     _check_range(name, value, value)
+    if isinstance(value, str) and name in LEARNT and not re.fullmatch(LEARNT[name], value):
+        raise UserError(f"overrides {name}={value!r} must be a number, or auto.")
     if isinstance(value, list) and tuple in kinds:
         return tuple(value)
     if isinstance(value, int) and not isinstance(value, bool) and float in kinds and int not in kinds:
@@ -187,9 +198,11 @@ def _policy_kwargs(algorithm: Algorithm, value: Any) -> dict[str, Any]:
             result[name] = _argument(f"policy_kwargs {name}", value[name], annotation)
     if "activation_fn" in result:
         name = result["activation_fn"]
-        if name not in ACTIVATIONS:
+        if not isinstance(name, str) or name not in ACTIVATIONS:
             raise UserError(f"overrides activation_fn={name!r} is unknown; valid are {', '.join(ACTIVATIONS)}.")
         result["activation_fn"] = ACTIVATIONS[name]
+    if "n_critics" in result:
+        check_whole("overrides policy_kwargs n_critics", result["n_critics"], 1)
     if "net_arch" in result:
         _check_net_arch(algorithm, result["net_arch"])
     return result

@@ -115,6 +115,19 @@ class TensorTrainer(BaseAlgorithm):
         if self.normalizer is not None:
             self.normalizer.begin(self.as_actor().view(self._last_obs))
 
+    def set_env(self, env: Any, force_reset: bool = True) -> None:
+        """Continue in another tensor env with equal spaces and number of envs, from new episodes.
+
+        Raises `UserError` for a model that was loaded without an env.
+        """
+        if self.env is None:
+            raise UserError("env=None: the model was loaded without an env; load it with load(path, env=env).")
+        super().set_env(env, force_reset)
+        assert self.env is not None
+        self.tensor_env = tensor_env_of(self.env)
+        self._actors.clear()
+        self._reset_envs()
+
     def _setup_learn(
         self,
         total_timesteps: int,
@@ -296,12 +309,13 @@ class TensorTrainer(BaseAlgorithm):
         same_envs = self._fits_env(state["env"])
         if same_envs:
             self.tensor_env.restore(state["env"])
-        if same_envs and self.tensor_env.snapshots:
+        same_episodes = same_envs and self.tensor_env.snapshots
+        if same_episodes:
             self._last_obs = tree_map(lambda x: x.to(self.device), from_leaves("last_obs", state["trainer"]))
         else:  # no usable snapshot: reset, with a seed that is the same at every resume from this step
             self._last_obs = self.tensor_env.start_training((self.seed or 0) + self.num_timesteps, state["env"])
         if self.normalizer is not None:
-            self.normalizer.load_state(state["normalizer"], statistics_only=not same_envs)
+            self.normalizer.load_state(state["normalizer"], statistics_only=not same_episodes)
         components["rng"].load_state(state["rng"])  # last, because resets draw random numbers too
         self._ready = True
         return same_envs

@@ -10,6 +10,7 @@ from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.policies import ActorCriticPolicy
 
+from kit.envs.obs import from_leaves
 from kit.errors import UserError
 from kit.trainers.algorithm import Algorithm
 from kit.trainers.demonstrations import Episode, loaded, rows_of
@@ -33,7 +34,11 @@ class BC(ImitationTrainer):
         if episodes is None:
             self.replay_buffer = Replay(int(state["trainer"]["replay_written"]), 1, self.device, frames)
         else:
-            self.replay_buffer = loaded(rows_of(episodes, frames, self.clip), frames, self.device)
+            rows = rows_of(episodes, frames, self.clip)
+            self.replay_buffer = loaded(rows, frames, self.device)
+            if self.normalizer is not None:  # the env is not stepped; a warm start loads its statistics afterwards
+                scaled = {name: rows[name].squeeze(1) for name in self.normalizer.obs_moments}
+                self.normalizer.update(from_leaves("obs", scaled))
 
     def learn(self, total_timesteps: int, *args: Any, **kwargs: Any) -> Self:
         """Train until `total_timesteps` samples are seen. Further arguments as in `ImitationTrainer.learn`."""

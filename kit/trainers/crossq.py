@@ -108,10 +108,9 @@ class CrossQ(EntropyTrainer, sb3_contrib.CrossQ):
             target = batch.rewards + self.gamma * (~batch.terminated) * (next_q - ent_coef * next_log_prob)
         return 0.5 * torch.stack([F.mse_loss(q[:size].squeeze(1), target) for q in values]).sum()
 
-    def train(self, gradient_steps: int, batch_size: int = 64) -> None:
+    def _attach(self) -> None:
         for optimizer in self._flat.values():
             optimizer.attach()
-        super().train(gradient_steps, batch_size)
 
     def gradient_step(self, batch: Transitions, step: int) -> torch.Tensor:
         """Update the critics at every step, the policy and the entropy coefficient at every `policy_delay`-th."""

@@ -25,7 +25,7 @@ from kit.trainers.flat import flatten
 from kit.trainers.imitation import ImitationTrainer
 from kit.trainers.off_policy import descend
 from kit.trainers.replay import Transitions
-from kit.trainers.saving import Component, Values
+from kit.trainers.saving import Component, State, Values
 
 CORRELATION = 0.9
 """Correlation of the noise on the teacher's actions from one step to the next."""
@@ -90,6 +90,21 @@ class Distill(ImitationTrainer):
             self._state_head = torch.nn.Linear(self._trained.features_dim, width, device=self.device)
             self._head_optimizer = torch.optim.Adam(self._state_head.parameters(), lr=self.lr_schedule(1))
             self._flat_head = flatten(self._head_optimizer)
+
+    def _reset_envs(self) -> None:
+        super()._reset_envs()
+        self._restart_teacher()
+
+    def load_state(self, state: State) -> bool:
+        same_envs = super().load_state(state)
+        if not (same_envs and self.tensor_env.snapshots):
+            self._restart_teacher()
+        return same_envs
+
+    def _restart_teacher(self) -> None:
+        """Reset a recurrent teacher's hidden state, because all envs start new episodes."""
+        if self.teacher is not None:
+            self.teacher.restart(torch.ones(self.n_envs, dtype=torch.bool, device=self.device))
 
     def set_teacher(self, teacher: Teacher) -> None:
         """Set the teacher; checkpoints include it."""

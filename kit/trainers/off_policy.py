@@ -172,11 +172,15 @@ class OffPolicyTrainer(ReplayTrainer, OffPolicyAlgorithm):
     def train(self, gradient_steps: int, batch_size: int = 64) -> None:
         self.policy.set_training_mode(True)
         self._update_learning_rate(self._scheduled)
+        self._attach()
         for step in range(gradient_steps):
             self._poll()
             self._metric_sums += self.gradient_step(self._sample_batch(batch_size), step)
         self._metric_steps += gradient_steps
         self._n_updates += gradient_steps
+
+    def _attach(self) -> None:
+        """Prepare flat optimizers for an update, after the learning rate is set; by default, do nothing."""
 
     @abstractmethod
     def gradient_step(self, batch: Transitions, step: int) -> torch.Tensor:

@@ -21,6 +21,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from gymnasium import spaces
+
 from kit import encoders, envs
 from kit.config import SCRIPTED, RunConfig, default_name
 from kit.encoders import ASYMMETRIC, Encoder
@@ -105,6 +107,9 @@ def plan(config: RunConfig) -> Plan:
         kinds = " or ".join(kind.__name__ for kind in record.actions)
         has = f"env={config.env!r} has {env.action_space}"
         raise UserError(f"algo={config.algo!r} supports {kinds} actions, and {has}.")
+    if record.actions == (spaces.Box,) and len(env.action_space.shape or ()) != 1:
+        has = f"env={config.env!r} has {env.action_space}"
+        raise UserError(f"algo={config.algo!r} supports actions of one dimension, and {has}; flatten them.")
     stacks = encoders.sees_clips(env.observation_space, env.obs_groups)
     images = encoders.sees_images(env.observation_space)
     device = device_of(config, images)
@@ -192,7 +197,7 @@ def config_of_rank(record: Algorithm, config: RunConfig, rank: int = 0, on_this_
         n_envs=n_envs // size,
         overrides={**config.overrides, "batch_size": batch // size},
         threads=max(1, int(config.threads) // on_this_machine),
-        seed=config.seed + rank,
+        seed=config.seed + rank * (n_envs // size),  # env i of a Gymnasium env has the seed seed + i
     )
 
 
@@ -226,7 +231,9 @@ def device_of(config: RunConfig, images: bool) -> str:
                 f"device={config.device!r} needs a CUDA GPU and PyTorch sees none; use cpu or see `kit verify`."
             )
         return config.device
-    suits_gpu = images or config.preset in NAMED or (config.env in LEGGED and config.algo == "PPO")
+    kind = config.env.partition(":")[0]
+    legged = config.env in LEGGED or (kind in ROBOT_TASKS and kind in LEGGED)
+    suits_gpu = images or config.preset in NAMED or (legged and config.algo == "PPO")
     return "cuda" if suits_gpu and settings.gpu_works() else "cpu"
 
 

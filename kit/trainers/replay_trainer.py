@@ -131,6 +131,10 @@ class ReplayTrainer(TensorTrainer):
         """Drop the replay data when it cannot be restored. Call after `load_state`."""
         self.replay_buffer.forget()
 
+    def _reset_envs(self) -> None:
+        super()._reset_envs()
+        self.replay_buffer.note_reset()
+
     def load_state(self, state: State) -> bool:
         same_envs = super().load_state(state)
         if same_envs and self.tensor_env.snapshots:

@@ -23,6 +23,9 @@ LOG_STD = -2.0
 """Initial log standard deviation (before tanh) of a pretrained policy's noise if `critic_warmup` > 0 and log_std_init
 is not set."""
 
+LOSSES = ("critic_loss", "actor_loss", "ent_coef_loss")
+"""Methods that `StackedSAC` computes by formulas of its own; a subclass that overrides one of them uses autograd."""
+
 
 class SAC(EntropyTrainer, sb3.SAC):
     """SB3's SAC with a tensor replay buffer.
@@ -41,7 +44,8 @@ class SAC(EntropyTrainer, sb3.SAC):
 
     def _setup_model(self) -> None:
         super()._setup_model()
-        self._stacked = StackedSAC(self) if can_stack(self) else None
+        overridden = any(getattr(type(self), loss) is not getattr(SAC, loss) for loss in LOSSES)
+        self._stacked = StackedSAC(self) if can_stack(self) and not overridden else None
 
     # -- the losses ------------------------------------------------------------------------------------------------
 
@@ -56,10 +60,9 @@ class SAC(EntropyTrainer, sb3.SAC):
 
     # -- the update ------------------------------------------------------------------------------------------------
 
-    def train(self, gradient_steps: int, batch_size: int = 64) -> None:
+    def _attach(self) -> None:
         if self._stacked is not None:
             self._stacked.attach()
-        super().train(gradient_steps, batch_size)
 
     def gradient_step(self, batch: Transitions, step: int) -> torch.Tensor:
         if self.num_timesteps > self.critic_warmup:

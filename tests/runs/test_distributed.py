@@ -69,10 +69,11 @@ class Joined(BatchEnv):
         self.observation_space, self.action_space = first.observation_space, first.action_space
 
     def reset(self, seed=None):
-        return torch.cat([env.reset(seed=None if seed is None else seed + i) for i, env in enumerate(self.envs)])
+        seeds = [None if seed is None else seed + i * env.num_envs for i, env in enumerate(self.envs)]
+        return torch.cat([env.reset(at) for env, at in zip(self.envs, seeds, strict=True)])
 
     def start_training(self, seed=None):
-        seeds = [None if seed is None else seed + i for i in range(len(self.envs))]
+        seeds = [None if seed is None else seed + i * env.num_envs for i, env in enumerate(self.envs)]
         return torch.cat([env.start_training(at) for env, at in zip(self.envs, seeds, strict=True)])
 
     def step(self, action):
@@ -106,9 +107,9 @@ def in_one_process(config: RunConfig) -> dict[str, torch.Tensor]:
     share = WORLDS // PROCESSES
     envs, states, trainers = [], [], []
     for rank in range(PROCESSES):
-        envs.append(make_vec(config.env, share, seed=config.seed + rank))
+        envs.append(make_vec(config.env, share, seed=config.seed + rank * share))
         overrides = {**config.overrides, "batch_size": config.overrides["batch_size"] // PROCESSES}
-        trainers.append(make_trainer(config.replace(seed=config.seed + rank, overrides=overrides), envs[-1]))
+        trainers.append(make_trainer(config.replace(seed=config.seed + rank * share, overrides=overrides), envs[-1]))
         states.append(torch.get_rng_state())
     trainer = make_trainer(config, Joined(envs))
     trainer.policy.load_state_dict(trainers[0].policy.state_dict())

@@ -11,6 +11,7 @@ import pytest
 import kit
 from kit.errors import UserError
 from kit.format import checkpoint
+from kit.runs import api
 from kit.runs.fingerprint import fingerprint
 from tests.runs.crash import SLIDE, Forked, complete, create
 
@@ -246,3 +247,44 @@ def test_fewer_steps_than_the_run_has_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"total_steps=32 is less than the 64 steps of .*run; give more"):
         kit.resume(run.path, total_steps=32)
     assert kit.Run(run.path).config.total_steps == 64
+
+
+def test_eval_every_auto_is_a_tenth_of_the_new_total_also_on_resume(tmp_path):
+    run = create(tmp_path, "run", total_steps=64)
+    assert complete(run) == 0
+    again = kit.resume(run.path, total_steps=128, eval_every="auto")
+    assert again.status()["state"] == "finished" and again.config.eval_every == 12
+
+
+def test_processes_that_cannot_share_the_envs_are_refused_on_resume_too(tmp_path):
+    run = create(tmp_path, "run", total_steps=64)
+    assert complete(run) == 0
+    with pytest.raises(UserError, match=r"cannot be shared by 7 processes"):
+        kit.resume(run.path, total_steps=128, processes=7)
+    assert kit.Run(run.path).config.processes == 1
+
+
+def test_a_damaged_best_policy_is_one_sentence_and_does_not_fail_the_run(tmp_path):
+    run = create(tmp_path, "run", total_steps=128, eval_every=64)
+    assert complete(run) == 0
+    (run.best().path / "policy.safetensors").write_bytes(b"damaged")
+    with pytest.raises(UserError, match=r"is damaged \(best/step_000000064/policy\.safetensors has 7 bytes"):
+        kit.evaluate(run, episodes=2)
+    again = kit.resume(run.path, total_steps=144, eval_every=0)
+    assert again.status()["state"] == "finished"
+
+
+def test_damaged_replay_data_do_not_hide_the_policy(tmp_path):
+    run = create(tmp_path, "run", total_steps=64, algo="SAC", eval_every=0)
+    assert complete(run) == 0
+    newest = run.latest()
+    next((run.path / "replay").glob("*.safetensors")).write_bytes(b"damaged")
+    assert run.latest() == newest
+    assert kit.evaluate(run, episodes=2)["episodes"] == 2
+
+
+def test_two_runs_launched_in_one_second_get_two_names(tmp_path, monkeypatch):
+    monkeypatch.setattr("kit.config.time.gmtime", lambda: time.struct_time((2026, 11, 27, 9, 0, 0, 4, 331, 0)))
+    config = kit.RunConfig(env=SLIDE, n_envs=2, threads=1, total_steps=64, runs_dir=str(tmp_path))
+    names = [api.create(config, {}).name for _ in range(3)]
+    assert names[1:] == [f"{names[0]}-2", f"{names[0]}-3"]

@@ -135,7 +135,7 @@ def test_failures_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     path = record(run, episodes=order, size=64)
     assert path.parent == run.path / "videos" / "chosen" and run.videos == []
     ends = [re.fullmatch(r"episode (\d+)   step \d+   return (\S+)   (success|no success)", line) for line in said]
-    played = list(dict.fromkeys((int(m[1]) - 1, m[3] == "success", float(m[2])) for m in ends if m))
+    played = list(dict.fromkeys((int(m[1]), m[3] == "success", float(m[2])) for m in ends if m))
     assert [episode for episode, *_ in played] == order and sorted(order) == list(range(8))
     assert [how for _, *how in played] == sorted(how for _, *how in played), "failures, then successes, by return"
     assert text == f"{sum(not success for _, success, _ in played)} of 8 episodes failed"

@@ -60,6 +60,12 @@ def test_valid_overrides_are_converted() -> None:
         ("PPO", {"policy_kwargs": {"net_arch": [64, -1]}}, ["net_arch", "-1"]),
         ("PPO", {"policy_kwargs": {"net_arch": {"pi": [64], "qf": [64]}}}, ["net_arch", "pi and vf"]),
         ("PPO", {"policy_kwargs": {"activation_fn": "gelus"}}, ["activation_fn", "gelus", "tanh"]),
+        ("PPO", {"policy_kwargs": {"activation_fn": ["tanh"]}}, ["activation_fn", "['tanh']"]),
+        ("SAC", {"policy_kwargs": {"n_critics": 0}}, ["n_critics", "at least 1"]),
+        ("SAC", {"ent_coef": "automatic"}, ["ent_coef", "automatic", "auto"]),
+        ("SAC", {"ent_coef": "auto_0"}, ["ent_coef", "auto_0"]),
+        ("CrossQ", {"target_entropy": "low"}, ["target_entropy", "low", "auto"]),
+        ("TD3", {"target_policy_noise": -1}, ["target_policy_noise", "at least 0"]),
     ],
     ids=repr,
 )
@@ -74,8 +80,14 @@ def test_invalid_overrides_are_refused_in_one_sentence(algo: str, overrides: dic
 @pytest.mark.parametrize(
     ("algo", "name", "value"),
     [("TD3", "policy_delay", 0), ("CrossQ", "policy_delay", 0), ("SAC", "target_update_interval", 0),
-     ("PPO", "stats_window_size", -1)],
+     ("PPO", "stats_window_size", -1), ("BC", "gradient_steps", -1), ("Distill", "gradient_steps", 0),
+     ("PPO", "batch_size", 1)],
 )  # fmt: skip
-def test_counts_that_would_divide_by_zero_are_refused(algo: str, name: str, value: int) -> None:
-    with pytest.raises(UserError, match=f"{name}={value} must be a whole number of at least 1"):
+def test_counts_that_would_divide_by_zero_or_never_end_are_refused(algo: str, name: str, value: int) -> None:
+    with pytest.raises(UserError, match=f"{name}={value} must be a whole number of at least"):
         complete(find(algo), {}, {name: value})
+
+
+def test_whole_numbers_may_be_written_with_a_point() -> None:
+    assert complete(find("PPO"), {}, {"n_steps": 256.0})["n_steps"] == 256
+    assert complete(find("SAC"), {}, {"train_freq": [1, "episode"], "gradient_steps": -1})["gradient_steps"] == -1

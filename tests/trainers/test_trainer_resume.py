@@ -9,6 +9,7 @@ import pytest
 import torch
 from fake_env import FakeEnv, GoalEnv, rows_of, trainer
 
+from kit.envs.sb3 import TensorVecEnv
 from kit.trainers import Interrupted
 
 TOTAL = {"PPO": 512, "RecurrentPPO": 512, "A2C": 400, "SAC": 160, "TD3": 160, "CrossQ": 160}
@@ -192,3 +193,21 @@ def test_reset_num_timesteps_works_as_in_sb3() -> None:
     assert model.num_timesteps == 128
     model.learn(64)
     assert model.num_timesteps == 64
+
+
+def test_a_second_learn_starts_episodes_that_do_not_reach_into_the_first() -> None:
+    """Hindsight takes goals from later steps of an episode, and these steps from before the reset end there."""
+    model = trainer("SAC", GoalEnv(), learning_starts=200)
+    model.learn(64)
+    rows = model.replay_buffer.written
+    assert not model.replay_buffer.breaks
+    model.learn(64)
+    assert rows - 1 in model.replay_buffer.breaks
+
+
+def test_another_env_may_be_set() -> None:
+    model, other = trainer("PPO"), FakeEnv(limit=5)
+    model.learn(64)
+    model.set_env(TensorVecEnv(other))
+    model.learn(64, reset_num_timesteps=False)
+    assert other.steps.any() and max(info["l"] for info in list(model.ep_info_buffer)[-4:]) <= 5

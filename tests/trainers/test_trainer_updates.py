@@ -241,3 +241,27 @@ def test_learning(algo: str, steps: int) -> None:
     model = trainer(algo, FakeEnv(4), **settings[algo])
     model.learn(steps)
     assert sum(list(model.ep_success_buffer)[-50:]) >= 45
+
+
+@pytest.mark.parametrize("algo", ["SAC", "CrossQ"])
+def test_the_learning_rate_of_an_update_is_that_of_its_step(algo: str) -> None:
+    """A schedule that is 0 from the second update on: the weights no longer change."""
+    model = trainer(algo, learning_rate=1e-3, gradient_steps=1)
+    model.learn(80)
+    model.lr_schedule = lambda progress: 0.0
+    before = copy.deepcopy(model.actor.state_dict())
+    model.train(3, 64)
+    weights = dict(model.actor.named_parameters())
+    assert all(torch.equal(before[name], value) for name, value in weights.items())
+
+
+def test_an_overridden_loss_of_sac_is_used() -> None:
+    class Own(type(trainer("SAC"))):  # type: ignore[misc]
+        calls = 0
+
+        def critic_loss(self, *args: Any) -> torch.Tensor:
+            Own.calls += 1
+            return super().critic_loss(*args)
+
+    Own("MlpPolicy", TensorVecEnv(FakeEnv()), learning_starts=8, batch_size=8, gradient_steps=1).learn(40)
+    assert Own.calls == 8

@@ -16,6 +16,7 @@ import torch
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv
 
+from kit.envs import curriculum
 from kit.errors import Interrupted
 from kit.trainers.distributed.group import ProcessGroup
 from kit.trainers.networks import Evaluated
@@ -97,7 +98,8 @@ class DistributedPPO(PPO):
     def _load(self, state: State) -> bool:
         rank = self.group.rank
         if sum(name.startswith("process") for name in state) != self.group.size - 1:
-            state = {**state, "env": {}}
+            stage = {name: x for name, x in state["env"].items() if name.startswith(f"{curriculum.OPTION}.")}
+            state = {**state, "env": stage}
         elif rank:
             own: State = {name: {} for name in PER_RANK}
             for key, value in state[f"process{rank}"].items():
