@@ -59,9 +59,13 @@ class Background(Generic[Outcome]):
         rows: Callable[[Outcome | None], list[JobRow]],
         work: Callable[[Callable[[Outcome], None]], Outcome],
         bar: Callable[[], AbstractContextManager[Callable[[Outcome], None]]],
+        key: object = None,
     ) -> None:
-        """`work(on_progress)` does everything; `rows(latest)` lists the jobs; `bar()` yields a progress bar."""
-        self.title, self._rows, self._work, self._bar = title, rows, work, bar
+        """`work(on_progress)` does everything; `rows(latest)` lists the jobs; `bar()` yields a progress bar.
+
+        `key`: what the jobs are, equal for two objects with the same jobs.
+        """
+        self.title, self._rows, self._work, self._bar, self._key = title, rows, work, bar, key
         self.latest: Outcome | None = None
         self._error: BaseException | None = None
         self._stopping = threading.Event()
@@ -70,10 +74,12 @@ class Background(Generic[Outcome]):
     def start(self) -> Background[Outcome]:
         """Start the thread and return self; if an object of this title is still at work, return that one instead.
 
-        The latter happens if a cell runs twice.
+        The latter happens if a cell runs twice. Raises `UserError` if that one has other jobs.
         """
         known = self._started.get(self.title)
         if known is not None and known.is_working:
+            if known._key != self._key:
+                raise UserError(f"{self.title} is at work with other jobs; give another name, or wait until it ends.")
             return known
         self._started[self.title] = self
         self._thread.start()

@@ -17,6 +17,7 @@ started the batch is killed.
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ from kit.runs.warm_start import warm_start
 from kit.scale.background import Background, JobRow, job_rows
 from kit.scale.work import KEYS, Engine, Results, StoredWork, bar, run_all
 from kit.stores import lease, list_runs, open_store
+from kit.stores.redact import redact, restores
 from kit.trust import mark_source, permit
 
 RUN_BYTES = 1_000_000_000
@@ -68,18 +70,23 @@ class Job(StoredWork):
     def changes(self) -> dict[str, Any]:
         """Return the requested fields that differ from the existing run's config.
 
-        Raises `UserError` for a field that may not change on resume.
+        Raises `UserError` for a field that may not change on resume. A run from a store gets its secrets in
+        `env_options` back.
         """
         existing, changes = Run(self.path).config.to_dict(), {}
         for name in self.requested.keys() - {"run_name", "runs_dir", "threads"}:
             value, current = self.config.to_dict()[name], existing[name]
             if isinstance(value, dict):
                 current = {key: current.get(key) for key in value}
-            if value not in (current, "auto"):
-                if name not in MAY_CHANGE_ON_RESUME:
-                    conflict = f"{self.path} exists with {name}={current!r}, not {value!r}"
-                    raise UserError(f"{conflict}; choose another name for the batch or the job.")
+            if value in (current, "auto"):
+                continue
+            if name == "env_options" and restores(value, current):
+                changes[name] = {**existing[name], **value}
+            elif name in MAY_CHANGE_ON_RESUME:
                 changes[name] = value
+            else:
+                conflict = redact(f"{self.path} exists with {name}={current!r}, not {value!r}")
+                raise UserError(f"{conflict}; choose another name for the batch or the job.")
         return changes
 
     def start(self, threads: int) -> None:
@@ -108,7 +115,8 @@ class Job(StoredWork):
 
     def wait(self, seconds: float) -> None:
         if self.run is not None:
-            self.run.wait(seconds)
+            with contextlib.suppress(TimeoutError):  # the run goes on to its checkpoint
+                self.run.wait(seconds)
 
     def look(self) -> dict[str, Any]:
         if self.exists:
@@ -125,7 +133,8 @@ class Job(StoredWork):
             state = {"state": "failed" if self.error else "waiting", "step": 0, "message": self.error or self.note}
             return {**dict.fromkeys(KEYS), **state, **total}
         status = self.run.status()
-        return {key: status.get(key) for key in KEYS} | total
+        refused = {"state": "failed", "message": self.error} if self.error and not self.is_working() else {}
+        return {key: status.get(key) for key in KEYS} | total | refused
 
 
 @lru_cache
@@ -135,7 +144,7 @@ def runs_in_store(url: str) -> dict[str, dict[str, Any]]:
 
 
 def batch(
-    jobs: str | Path | Sequence[RunConfig | Mapping[str, Any]] | RunConfig,
+    jobs: str | Path | Sequence[RunConfig | Mapping[str, Any]] | RunConfig | Mapping[str, Any],
     *,
     seeds: int | Sequence[int] | None = None,
     at_once: int | None = None,
@@ -146,7 +155,7 @@ def batch(
     trust: bool = False,
     on_progress: Callable[[Results], None] | None = None,
 ) -> Results:
-    """Train all `jobs`: a YAML file (see the module), a list of configs or mappings, or one config with `seeds`.
+    """Train all `jobs`: a YAML file (see the module), a list of configs or mappings, or one of them with `seeds`.
 
     Run names consist of the batch's `name` (default: the file's name, or "batch"), env, algo and seed, unless a job has
     a run_name. If a job fails, the others continue. Ctrl-C stops all runs with a checkpoint; call `batch` again to
@@ -158,7 +167,7 @@ def batch(
 
 
 def launch_batch(
-    jobs: str | Path | Sequence[RunConfig | Mapping[str, Any]] | RunConfig,
+    jobs: str | Path | Sequence[RunConfig | Mapping[str, Any]] | RunConfig | Mapping[str, Any],
     *,
     seeds: int | Sequence[int] | None = None,
     name: str | None = None,
@@ -177,11 +186,12 @@ def launch_batch(
 
     name = name or (folder_name(Path(jobs).stem) if isinstance(jobs, str | Path) else "batch")
     title = f"batch {name} in {planned[0].config.runs_dir}"
-    return Background(title, rows, partial(run_batch, planned, resolved, engine), partial(bar, "step")).start()
+    work, key = partial(run_batch, planned, resolved, engine), [(job.config, job.start_from) for job in planned]
+    return Background(title, rows, work, partial(bar, "step"), key).start()
 
 
 def _planned(
-    jobs: str | Path | Sequence[RunConfig | Mapping[str, Any]] | RunConfig,
+    jobs: str | Path | Sequence[RunConfig | Mapping[str, Any]] | RunConfig | Mapping[str, Any],
     seeds: int | Sequence[int] | None,
     name: str | None,
     trust: bool,
@@ -194,7 +204,9 @@ def _planned(
     if isinstance(jobs, str | Path):
         planned, engine = read_jobs(jobs, seeds, name, trust=trust, **resources)
     else:
-        listed = [jobs] if isinstance(jobs, RunConfig) else jobs
+        listed = [jobs] if isinstance(jobs, RunConfig | Mapping) else list(jobs)
+        if not listed or not all(isinstance(job, RunConfig | Mapping) for job in listed):
+            raise UserError(f"jobs={jobs!r} is not a list of configs or mappings such as {{'algo': 'PPO'}}.")
         fields = [job.non_defaults() if isinstance(job, RunConfig) else dict(job) for job in listed]
         engine = Engine.of({}, **resources)
         planned = plan_jobs(fields, seeds, name or "batch", engine.on is not None, trust)
@@ -228,7 +240,7 @@ def run_batch(
     from kit.scale.cluster import cluster
 
     with cluster(engine) as ray_cluster:
-        return run_all([ray_cluster.remote(job) for job in jobs], len(jobs), on_progress, unit)
+        return run_all([ray_cluster.remote(job) for job in jobs], engine.at_once or len(jobs), on_progress, unit)
 
 
 def read_jobs(
@@ -254,8 +266,7 @@ def read_jobs(
 
 def _read(path: Path) -> tuple[list[Any], dict[str, Any]]:
     content = read_yaml(path)
-    if isinstance(content, list):
-        return content, {}
+    content = {"jobs": content} if isinstance(content, list) else content
     if not isinstance(content, dict):
         raise UserError(
             f"{path} holds {type(content).__name__}, not jobs; write `jobs:` and a list of RunConfig fields."

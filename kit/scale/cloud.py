@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -17,7 +18,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import kit
-from kit.config import RunConfig, folder_name, read_yaml
+from kit.config import SCRIPTED, RunConfig, dump_yaml, folder_name, read_yaml
 from kit.errors import UserError
 from kit.machine import limits
 from kit.runs import provenance
@@ -39,6 +40,8 @@ FOOTNOTE = (
 CATALOGUE = "~/.sky/catalogs/v8"
 SECRETS = {"hf": ("HF_TOKEN",), "s3": ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
 """URL scheme of a store -> environment variables with the store's keys. The task contains only their names."""
+LOST = ("file", "local", "memory", "gdrive-link", "http", "https")
+"""URL schemes of stores that are lost with the machine, or that cannot be written."""
 EXTRAS = {"jobs": "video,stores,s3,gpu", "sweep": "video,stores,s3,gpu,scale"}
 EXTRAS |= {"notebook": "notebook,video,stores,s3,gpu"}
 """Kind of file (`kit.scale.files.kind`) -> extras with which the machine installs kit."""
@@ -79,13 +82,18 @@ def task(
         jobs = [(job.name, job.store, 1) for job in notebooks.plan_jobs(Path(path))[0]]
         notebook = Path(content["notebook"])
         content["notebook"] = notebook.name
-        write_notebook = f"cat > {notebook.name} <<'END'\n{notebook.read_text().rstrip()}\nEND\n"
+        write_notebook = f"cat > {shlex.quote(notebook.name)} <<'END'\n{notebook.read_text().rstrip()}\nEND\n"
     else:
         jobs = [(run.run_name or Path(path).stem, run.store, run.processes) for run in configs_of(path)]
+        entries = content if isinstance(content, list) else [content, *content.get("jobs", [])]
+        for key, source in ((key, entry.get(key)) for entry in entries for key in ("start_from", "teacher", "dataset")):
+            if source not in (None, SCRIPTED) and not _is_remote(str(source), volume):
+                raise UserError(f"{path}: {key}={source!r} is not on the rented machine; give its URL in a store.")
     for name, store, _ in jobs:
-        if "://" not in (store or "") and not (volume and (store or "").startswith("/volume")):
+        if not _is_remote(store or "", volume) or str(store).partition(":")[0].lower() in LOST:
             stores = "hf://you/runs, s3://bucket/runs or, with a volume, /volume/runs"
-            raise UserError(f"{path}: store={store!r} of {name} is lost with the machine; use one such as {stores}.")
+            lost = "is lost with the machine or read-only"
+            raise UserError(f"{path}: store={store!r} of {name} {lost}; use one such as {stores}.")
     resources: dict[str, Any] = {"infra": cloud} if cloud else {}
     gpus = max(processes for _, _, processes in jobs)
     gpu = f"{gpu}:{gpus}" if gpu and gpus > 1 and ":" not in gpu else gpu
@@ -101,17 +109,26 @@ def task(
         **({"volumes": {"/volume": volume}} if volume else {}),
         **({"secrets": dict.fromkeys(sorted(secrets))} if secrets else {}),
         "setup": f'pip install -q "kit[{EXTRAS[kind]}] @ {kit.HOME}/archive/main.zip"\n',  # needs no git
-        "run": f"{write_notebook}cat > {name} <<'END'\n{to_yaml(content)}END\n{_command(name, hours)}\n",
+        "run": f"{write_notebook}cat > {name} <<'END'\n{dump_yaml(content)}END\n{_command(name, hours)}\n",
     }
 
 
+def _is_remote(place: str, volume: str | None) -> bool:
+    """Return whether `place` is a URL or a path on the mounted volume."""
+    return "://" in place or (volume is not None and f"{place}/".startswith("/volume/"))
+
+
 def _command(name: str, hours: float | None) -> str:
-    """Return the shell command that runs the file `name`. After `hours` it is sent SIGINT (Ctrl-C) and exits with 0."""
+    """Return the shell command that runs the file `name`.
+
+    After `hours` it is sent SIGINT (Ctrl-C), and the command exits with 0. Else its exit code is that of `kit batch`.
+    """
     if hours is None:
         return f"kit batch {name}"
     if hours <= 0:
         raise UserError(f"hours={hours:g} must be positive.")
-    return f"timeout --signal=INT {3600 * hours:.0f} kit batch {name} || [ $? = 124 ]"
+    limited = f"timeout --signal=INT {3600 * hours:.0f} kit batch {name}"  # exits with 124 when the time is over
+    return f"{limited} || {{ code=$?; [ $code = 124 ] || exit $code; }}"
 
 
 def _supported(cloud: str | None) -> set[str]:

@@ -64,9 +64,9 @@ def commands(task: dict[str, Any], folder: str | Path, gpu: str | None, hours: f
 def launch(task: dict[str, Any], gpu: str | None, hours: float | None) -> int:
     """Run `task` on a new Colab machine and return its exit code.
 
-    Shows its output. Once the machine is rented, its session is ended whatever happens. The secrets travel as a file,
-    because `colab` writes its arguments and the code it executes to a log. Raises `UserError` if `colab` or a secret is
-    missing.
+    Shows its output. Unless the machine is refused, its session is ended whatever happens. The secrets travel as a
+    file, because `colab` writes its arguments and the code it executes to a log. Raises `UserError` if `colab` or a
+    secret is missing.
     """
     with tempfile.TemporaryDirectory(prefix="kit-colab-") as folder:
         arguments = commands(task, folder, gpu, hours)
@@ -77,14 +77,15 @@ def launch(task: dict[str, Any], gpu: str | None, hours: float | None) -> int:
         new, upload, execute, stop = ([colab, *words] for words in arguments)
         Path(folder, "secrets").write_text("".join(f"{name}={value}\n" for name, value in secrets.items()))
         Path(folder, "job.py").write_text(script(task))
-        if code := subprocess.run(new, check=False).returncode:
-            return code
-        try:
+        refused = 0
+        try:  # Ctrl-C while the machine is being rented ends its session too
+            if refused := subprocess.run(new, check=False).returncode:
+                return refused
             if secrets and (code := subprocess.run(upload, check=False).returncode):
                 return code
             return _run(execute)
         finally:
-            if subprocess.run(stop, check=False).returncode:
+            if not refused and subprocess.run(stop, check=False).returncode:
                 print(f"the session may still run and cost compute units; end it: {' '.join(stop)}", flush=True)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +44,21 @@ def standing(path: str | Path, fetch: bool = False) -> Results | study.Sweep:
         if not search.study.trials and not plan.folder.is_dir():
             raise UserError(f"{path}: no trial has started yet in {plan.folder}; start it with `kit batch {path}`.")
         for trial in study.trials(search) if fetch else []:
-            trial.fetch()
+            if problem := _fetch(trial):
+                print(f"{trial.path.name}: {problem['message']}", file=sys.stderr)
         return search
     jobs = _jobs(path)
-    for job in jobs if fetch else []:
+    problems = [_fetch(job) if fetch else {} for job in jobs]
+    return Results(jobs, [_row(job) | problem for job, problem in zip(jobs, problems, strict=True)])
+
+
+def _fetch(job: StoredWork) -> dict[str, Any]:
+    """Download a job's results. Return {}, or, if that fails, the entries of the job's row that tell why."""
+    try:
         job.fetch()
-    return Results(jobs, [_row(job) for job in jobs])
+    except (StoreError, UserError) as error:
+        return {"state": "failed", "message": f"its results cannot be fetched: {error}"}
+    return {}
 
 
 def _jobs(path: str | Path) -> list[StoredWork]:
@@ -96,6 +106,8 @@ def _row(job: StoredWork) -> dict[str, Any]:
         held_s = job.held_for() if row["state"] == "waiting" else 0.0
     except (StoreError, Unusable) as error:
         return {**job.row(), "message": f"{UNANSWERED} ({error})"}
+    except UserError as error:  # such as a damaged file in the store
+        return {**job.row(), "message": str(error)}
     return {**row, "message": f"{HELD} ({until(held_s)})"} if held_s > 0 else row
 
 

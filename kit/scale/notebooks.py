@@ -16,6 +16,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -138,8 +140,12 @@ class NotebookJob:
 
     def wait(self, seconds: float) -> None:
         if self._process is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
+            try:
                 self._process.wait(seconds)
+            except subprocess.TimeoutExpired:  # while it does not train, `stop` does nothing
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, signal.SIGTERM)
+                self.stop()  # it may have started its run in the meantime
 
     def row(self) -> dict[str, Any]:
         done, progress = self.result, read_json(self.path / PROGRESS, {})
@@ -181,6 +187,9 @@ def plan_jobs(path: Path, **resources: Any) -> tuple[list[NotebookJob], Engine]:
     if not isinstance(content, dict) or not isinstance(content.get("notebook"), str):
         raise UserError(f"{path} has no `notebook:` with the path of a notebook; see `kit.scale.notebooks`.")
     engine = Engine.of(content, **resources)
+    for name in ("store", "runs_dir"):
+        if not isinstance(content.get(name, ""), str | None):
+            raise UserError(f"{path}: {name}={content[name]!r} is not a text; write a path or a store's URL.")
     content = with_shared_runs_dir(content) if engine.on else content
     for name in content.keys() - set(SETTINGS):
         raise UserError(f"{path}: {name}={content[name]!r} is unknown; valid are {', '.join(SETTINGS)}.")
@@ -195,10 +204,11 @@ def plan_jobs(path: Path, **resources: Any) -> tuple[list[NotebookJob], Engine]:
     grid: dict[str, list[Any]] = content.get("grid") or {}
     job_entries: list[dict[str, Any]] = content.get("jobs") or [{}]
     mappings = [shared, grid, *job_entries] if isinstance(job_entries, list) else [None]
-    if not all(isinstance(entry, dict) for entry in mappings) or not all(isinstance(v, list) for v in grid.values()):
+    are_mappings = all(isinstance(entry, dict) for entry in mappings)
+    if not are_mappings or not all(isinstance(values, list) and values for values in grid.values()):
         raise UserError(
             f"{path}: `parameters` and `grid` must be mappings, `jobs` a list of mappings, and each value of `grid` a "
-            "list."
+            "list that is not empty."
         )
     folder = Path(content.get("runs_dir", "runs")).expanduser() / f"{stem}.notebooks"
     store = content.get("store")

@@ -33,8 +33,10 @@ class StoreFolder:
             self._opened = open_store(self._url)
         return self._opened
 
-    def put(self, name: str, now: bool = False) -> None:
+    def put(self, name: str, now: bool = False) -> bool:
         """Copy the file `name` of the folder if it has changed, and renew the lease before it ends.
+
+        Return whether the store has the file's present content.
 
         Unless `now`, copies are at least `AGAIN_S`, and the store's `min_interval_s`, apart. After a failure, a later
         call tries again. Raises `LeaseHeld` if another process has taken the lease.
@@ -42,7 +44,7 @@ class StoreFolder:
         path, moment = self._folder / name, time.monotonic()
         changed = path.stat().st_mtime_ns if path.exists() else None
         if (changed == self._seen and moment < self._renew) or (moment < self._next and not now):
-            return
+            return changed == self._seen
         self._next = moment + AGAIN_S
         try:
             self._next = moment + max(AGAIN_S, self._store.min_interval_s)
@@ -52,6 +54,8 @@ class StoreFolder:
             raise
         except (StoreError, UserError, OSError) as error:
             print(f"{name} was not copied: {error}", flush=True)
+            return False
+        return True
 
     def finish(self, files: dict[str, bytes]) -> str:
         """Write `files` in their order and release the lease.

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kit.config import RunConfig, folder_name, read_yaml
-from kit.errors import UserError, need
+from kit.errors import UserError, check_whole, need
 from kit.format.files import GrowingRows, write_atomic
 from kit.runs.control import ON_REQUEST
 from kit.scale.background import JobRow
@@ -99,13 +100,13 @@ def plan(
         raise UserError(f"{path}: sweep {name}={settings[name]!r} is unknown; valid are {', '.join(SETTINGS)}.")
     engine = Engine.of(content, **resources)
     content = with_shared_runs_dir(content) if engine.on else content
-    search = Plan(name or folder_name(Path(path).stem), RunConfig.from_dict(mark_source(content, path)), **settings)
+    search = Plan(folder_name(name or Path(path).stem), RunConfig.from_dict(mark_source(content, path)), **settings)
     if search.base.eval_every == 0:
         raise UserError(f"{path}: eval_every=0 gives a search no scores to compare; leave it out.")
     if search.pruner not in PRUNERS:
         raise UserError(f"{path}: pruner={search.pruner!r} is unknown; valid are {', '.join(PRUNERS)}.")
-    if isinstance(search.trials, bool) or not isinstance(search.trials, int) or search.trials < 1:
-        raise UserError(f"{path}: trials={search.trials!r} must be a whole number of at least 1.")
+    check_whole(f"{path}: trials", search.trials, 1)
+    check_whole(f"{path}: seed", search.seed, 0)
     values = {
         name: [mark_source({name: value}, path)[name] for value in _values(name, choice)]
         for name, choice in search.space.items()
@@ -125,30 +126,59 @@ def _values(name: str, choice: Any) -> list[Any]:
     if isinstance(choice, list) and choice:
         return choice
     is_range = isinstance(choice, dict) and {"min", "max"} <= choice.keys() <= {"min", "max", "log", "step"}
-    if (
-        not is_range
-        or not all(type(choice[end]) in (int, float) for end in ("min", "max"))
-        or choice["min"] > choice["max"]
-    ):
+    if not is_range or not _is_valid(**choice):
         raise UserError(
             f"sweep {name}={choice!r} is not valid; write a list of values, or a range such as "
-            "{min: 1.0e-4, max: 1.0e-2, log: true}."
+            "{min: 1.0e-4, max: 1.0e-2, log: true} or {min: 64, max: 512, step: 64}."
         )
     return [choice["min"], choice["max"]]
+
+
+def _is_valid(min: Any, max: Any, log: Any = False, step: Any = None) -> bool:
+    """Return whether Optuna accepts the range. Does not import Optuna, because `kit cloud` works without it."""
+    numbers = [min, max] if step is None else [min, max, step]
+    if not all(type(number) in (int, float) and math.isfinite(number) for number in numbers):
+        return False
+    if log and (min <= 0 or step is not None):
+        return False
+    return min <= max and (step is None or (step > 0 and (isinstance(step, int) or not _is_whole(min, max))))
+
+
+def _is_whole(min: float, max: float) -> bool:
+    return isinstance(min, int) and isinstance(max, int)
 
 
 def suggest(trial: optuna.Trial, space: Mapping[str, Any]) -> dict[str, Any]:
     """Let Optuna choose a value for each name of `space`."""
     values = {}
     for name, choice in space.items():
-        if isinstance(choice, list):  # values as JSON text, because Optuna's choices cannot be lists such as [64, 64]
-            values[name] = json.loads(trial.suggest_categorical(name, [json.dumps(value) for value in choice]))
+        if isinstance(choice, list):
+            values[name] = json.loads(trial.suggest_categorical(name, _texts(choice)))
         else:
-            whole = all(isinstance(choice[end], int) for end in ("min", "max"))
-            suggest_number = trial.suggest_int if whole else trial.suggest_float
-            step = {"step": choice["step"]} if "step" in choice else {}
+            suggest_number = trial.suggest_int if _is_whole(choice["min"], choice["max"]) else trial.suggest_float
+            step = {"step": choice["step"]} if choice.get("step") else {}
             values[name] = suggest_number(name, choice["min"], choice["max"], log=bool(choice.get("log")), **step)
     return values
+
+
+def check_space(search: Sweep) -> None:
+    """Raise `UserError` if the file was edited so that Optuna cannot use the search's earlier trials."""
+    for trial in search.study.get_trials(deepcopy=False):
+        for name in trial.distributions.keys() & search.plan.space.keys():
+            before, choice = trial.distributions[name], search.plan.space[name]
+            if isinstance(choice, list):
+                is_same = getattr(before, "choices", None) == tuple(_texts(choice))
+            else:
+                kind = "IntDistribution" if _is_whole(choice["min"], choice["max"]) else "FloatDistribution"
+                is_same = type(before).__name__ == kind and getattr(before, "log", None) == bool(choice.get("log"))
+            if not is_same:
+                differs = f"sweep {name}={choice!r} differs from the earlier trials of the search {search.plan.name}"
+                raise UserError(f"{differs}; choose another name for the search.")
+
+
+def _texts(values: list[Any]) -> list[str]:
+    """Return the values as JSON, because Optuna's choices cannot be lists such as [64, 64]."""
+    return [json.dumps(value) for value in values]
 
 
 @dataclass

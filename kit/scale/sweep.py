@@ -23,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -36,8 +37,8 @@ from kit.runs.status import Status
 from kit.scale.background import Background, JobRow
 from kit.scale.batch import check_stores, slots
 from kit.scale.store_folder import StoreFolder
-from kit.scale.study import JOURNAL, Plan, Sweep, TrialJob, plan, run_name, suggest, trial_rows, writable
-from kit.scale.work import HELD_S, Engine, Results, StoredWork, Work, run_all, since, until
+from kit.scale.study import JOURNAL, Plan, Sweep, TrialJob, check_space, plan, run_name, suggest, trial_rows, writable
+from kit.scale.work import AGAIN_S, HELD_S, POLL_S, Engine, Results, StoredWork, Work, run_all, since, until
 from kit.stores import lease, open_store
 from kit.stores.pull import readable
 
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     import optuna
 
 SEEDS = 100_003
-"""The sampler's seed for a trial is `SEEDS` * (the search's seed) + (trial number), different for every trial."""
+"""The sampler's seed for a trial is `SEEDS` * (the search's seed) + (trial number), modulo 2**32."""
 
 
 @dataclass
@@ -93,7 +94,7 @@ def launch_sweep(
         return [] if latest is None else trial_rows(latest)
 
     title = f"search {planned.name} in {planned.base.runs_dir}"
-    return Background(title, rows, partial(_run, planned, engine), partial(_bar, planned.trials)).start()
+    return Background(title, rows, partial(_run, planned, engine), partial(_bar, planned.trials), planned).start()
 
 
 def _planned(
@@ -107,11 +108,12 @@ def _planned(
 
 
 def _run(planned: Plan, engine: Engine, on_progress: Callable[[Sweep], None] | None) -> Sweep:
-    import warnings
+    import optuna
 
+    # for good: `warnings.catch_warnings` in a thread would undo what the user's code sets meanwhile
+    warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)  # multivariate TPE, the journal
+    warnings.filterwarnings("ignore", "The reported value is ignored")  # scores are reported again after a restart
     with contextlib.ExitStack() as stack:
-        stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore")  # Optuna warns that multivariate TPE and the journal are experimental
         if engine.on is None:
             room, place = slots(planned.kinds, planned.trials, engine.at_once), lambda job: job
         else:
@@ -121,14 +123,19 @@ def _run(planned: Plan, engine: Engine, on_progress: Callable[[Sweep], None] | N
             room, place = engine.at_once or ray_cluster.room, ray_cluster.remote
         planned.folder.mkdir(parents=True, exist_ok=True)
         stack.enter_context(directory.lock(planned.folder))
-        search, store_folder = stack.enter_context(_leased_search(planned))
-        _search(search, room, place, on_progress or stack.enter_context(_bar(planned.trials)), store_folder)
+        on_progress = on_progress or stack.enter_context(_bar(planned.trials))
+        search, store_folder = stack.enter_context(_leased_search(planned, on_progress))
+        check_space(search)
+        _search(search, room, place, on_progress, store_folder)
     return search
 
 
 @contextlib.contextmanager
-def _leased_search(plan: Plan) -> Iterator[tuple[Sweep, StoreFolder | None]]:
-    """Wait until no other machine runs the search; yield the search, and its folder in the store (or None)."""
+def _leased_search(plan: Plan, on_progress: Callable[[Sweep], None]) -> Iterator[tuple[Sweep, StoreFolder | None]]:
+    """Wait until no other machine runs the search; yield the search, and its folder in the store (or None).
+
+    Meanwhile `on_progress`, which may stop the search, is called with the other machine's search.
+    """
     if plan.base.store is None:
         yield writable(plan), None
         return
@@ -136,7 +143,10 @@ def _leased_search(plan: Plan) -> Iterator[tuple[Sweep, StoreFolder | None]]:
     with readable(open_store(plan.base.store)):
         while (held_s := lease.held_for(plan.base.store, plan.folder.name, plan.folder)) > 0:
             print(since(f"another machine runs the search {plan.name!r} ({until(held_s)})", started), flush=True)
-            time.sleep(min(held_s, HELD_S))
+            look_again, other = time.monotonic() + min(held_s, HELD_S), Sweep(plan)
+            while time.monotonic() < look_again:
+                on_progress(other)
+                time.sleep(POLL_S)
     search = writable(plan)
     store_folder = StoreFolder(plan.base.store, plan.folder, plan.folder.name, f"search {plan.name}")
     try:
@@ -172,8 +182,10 @@ def _search(
         while unfinished or len(study.trials) < planned.trials:
             trial = unfinished.pop(0) if unfinished else _next_trial(search)
             values = suggest(trial, planned.space)
-            if store_folder is not None:
-                store_folder.put(JOURNAL, now=True)
+            while store_folder is not None and not store_folder.put(JOURNAL, now=True):
+                update()
+                on_progress(search)
+                time.sleep(AGAIN_S)
             try:
                 config = planned.config(values, run_name(planned, trial.number))
             except UserError as error:
@@ -197,7 +209,7 @@ def _next_trial(search: Sweep) -> optuna.Trial:
     """Create the next trial. Its values depend only on the seed, its number, and the scores so far."""
     import optuna
 
-    seed = SEEDS * search.plan.seed + len(search.study.trials)
+    seed = (SEEDS * search.plan.seed + len(search.study.trials)) % 2**32
     search.study.sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, constant_liar=True)
     return search.study.ask()
 

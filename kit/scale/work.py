@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from kit.errors import UserError
+from kit.errors import UserError, check_whole
 from kit.machine import limits
 from kit.machine.progress import add_earlier, progress_bar
 from kit.runs.run import Run
@@ -44,6 +44,8 @@ class Engine:
     gpus: float = 0.0
 
     def __post_init__(self) -> None:
+        if self.at_once is not None:
+            check_whole("at_once", self.at_once, 1)
         for name, least in (("cpus", 0.1), ("gpus", 0.0)):
             value = getattr(self, name)
             if type(value) not in (int, float) or value < least:
@@ -172,7 +174,7 @@ def until(held_s: float) -> str:
 
 
 def utc(moment: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(round(moment)))
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(round(min(max(0.0, moment), 4e9))))  # it may be infinite
 
 
 def run_all(
@@ -211,6 +213,7 @@ def run_all(
                 except Exception as error:  # a job that fails does not stop the others
                     job.error = str(error) or type(error).__name__
                 if job.is_working():
+                    job.error = ""  # another process has started it
                     working.append(job)
                 elif not job.error and job.should_restart():  # the process has already ended
                     waiting.append(job)

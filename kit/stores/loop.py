@@ -74,6 +74,8 @@ class Sync:
         }
         self._next_pass, self._last_pass, self._pending = float("-inf"), float("-inf"), True
         self._written = float("-inf")
+        self._damaged: int | None = None
+        """Step of the newest checkpoint, if the last pass found one damaged."""
         self._writing = threading.Lock()
         self._copier: Copier | None = None
         self._patience_s = float(os.environ.get("KIT_STORE_PATIENCE_S", PATIENCE_S))
@@ -122,7 +124,10 @@ class Sync:
         self._watch("starting", 0)
         try:
             self._copier = self._copier or self.make_copier(self._watch)
-            return self._copier.run_pass(final)
+            newest = newest_step(self.run_dir)  # read before the pass: a later checkpoint is due again
+            result = self._copier.run_pass(final)
+            self._damaged = newest if result["problem"] else None
+            return result
         finally:
             self._request = None
 
@@ -150,12 +155,12 @@ class Sync:
             self.write()
 
     def _is_due(self) -> bool:
-        newest = newest_step(self.run_dir)
+        is_new = newest_step(self.run_dir) not in (None, self.state["step"], self._damaged)
         since = self.timer() - self._last_pass
-        if newest is not None and newest != self.state["step"] and self.state["state"] == "ok":
+        if is_new and self.state["state"] == "ok":
             self.state["state"] = "behind"
             self.write()
-        has_work = self._pending or newest != self.state["step"]
+        has_work = self._pending or is_new
         interval_s = self._copier.store.min_interval_s if self._copier else 0.0
         return since >= REFRESH_S or (has_work and since >= interval_s)
 

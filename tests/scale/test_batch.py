@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import kit
 from kit.cli import main
 from kit.errors import UserError
+from kit.runs import directory
 from kit.runs.fingerprint import fingerprint
 from kit.runs.session import Session
 from kit.scale import work
@@ -41,7 +44,12 @@ from tests.envs.corridor import Corridor
 class Breaks(Corridor):
     def advance(self, action):
         raise RuntimeError("the floor gave way")
+
+class Keyed(Corridor):
+    def __init__(self, key):
+        super().__init__()
 """
+SECRET = "hf_" + "aB3dE6gH9j" * 3
 
 
 def test_every_job_gets_a_unique_run_name() -> None:
@@ -66,14 +74,19 @@ def test_every_job_gets_a_unique_run_name() -> None:
         (lambda: kit.batch([{}], seeds=0), "seeds="),
         (lambda: kit.batch([{"seed": 1}, {"algo": "A2C"}, {"seed": 1}]), "jobs 1 and 3 are the same run"),
         (lambda: kit.batch([{}], at_once=10_000), "at_once=10000"),
+        (lambda: kit.batch([{}], at_once=0, on="ray"), "at_once=0 must be a whole number of at least 1"),
+        (lambda: kit.sweep({"at_once": "2", "sweep": {"space": {"gamma": [0.9]}}}), "at_once='2' must be a whole"),
+        (lambda: kit.batch([]), r"jobs=\[\] is not a list of configs or mappings"),
+        (lambda: kit.launch_batch(["Reach"]), r"jobs=\['Reach'\] is not a list of configs or mappings"),
         (lambda: kit.batch([{"start_from": "runs/nothing"}]), "runs/nothing"),
         (lambda: kit.batch("no.yaml"), "no.yaml does not exist"),
         (lambda: kit.batch([{"store": "gone/store"}]), "store='gone/store'"),
         (lambda: kit.batch([{"store": "gone/store"}], on="ray"), "store='gone/store'"),
         (lambda: kit.sweep({"store": "gone/store", "sweep": {"space": {"gamma": [0.9]}}}), "store='gone/store'"),
     ],
-    ids=["one that cannot be trained", "no such field", "no seeds", "twice the same", "too many at once", "no such run",
-         "no such file", "no such store", "nor for Ray", "nor for a search"],
+    ids=["one that cannot be trained", "no such field", "no seeds", "twice the same", "too many at once",
+         "none at once", "a text at once", "no jobs", "texts", "no such run", "no such file", "no such store",
+         "nor for Ray", "nor for a search"],
 )
 def test_invalid_batch_is_refused_in_one_sentence_and_creates_nothing(tmp_path, monkeypatch, call, words) -> None:
     monkeypatch.chdir(tmp_path)
@@ -112,8 +125,69 @@ def test_waiting_job_reports_the_reason_and_since_when(tmp_path, monkeypatch, ca
         tell(Results([], [{"name": "b", "state": "waiting", "step": 0, "total_steps": 1, "message": told[-1][3]}]))
     assert f"0 of 1 done, 0 at work; 1 waiting: {told[-1][3]}" in capsys.readouterr().err
     (tmp_path / "lost").mkdir()
+    odd = {"owner": "another", "host": "x", "since": 0, "expires": float("inf")}
+    open_store(tmp_path / "held").put({"held/lease.json": json.dumps(odd).encode()})
     left = {row["name"]: row["message"] for row in standing("jobs.yaml")}
     assert left["lost"] == "", "its store answers again"
+    assert left["held"] == "another machine holds its lease (until 2096-10-02 07:06:40 UTC unless renewed)"
+
+
+@pytest.mark.parametrize("content", ["[Reach, Ant]", "[]", "jobs: []"])
+def test_a_file_without_jobs_is_refused(tmp_path, content) -> None:
+    (tmp_path / "jobs.yaml").write_text(content)
+    with pytest.raises(UserError, match=r"jobs\.yaml: jobs=\[.*\] is not a list of mappings"):
+        kit.batch(tmp_path / "jobs.yaml")
+
+
+def test_a_batch_in_the_background_starts_once_and_hides_no_other(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("store").mkdir()
+    first, second = ({"device": "cpu", "store": "store", "seed": seed} for seed in (0, 1))
+    lease.acquire(open_store("store", write=True), "batch-reach-ppo-s0", "another", ttl_s=1000)
+    waits = kit.launch_batch(first)
+    try:
+        assert kit.launch_batch([first]) is waits, "the cell was executed twice"
+        with pytest.raises(UserError, match=r"batch batch in runs is at work with other jobs; give another name"):
+            kit.launch_batch([second])
+    finally:
+        waits.stop()
+    with pytest.raises(UserError, match="was stopped"):
+        waits.wait()
+
+
+def test_a_cluster_runs_as_many_jobs_side_by_side_as_asked_for(monkeypatch) -> None:
+    asked: list[int] = []
+    place = SimpleNamespace(remote=lambda job: job)
+    monkeypatch.setattr("kit.scale.cluster.cluster", lambda engine: nullcontext(place))
+    monkeypatch.setattr("kit.scale.batch.run_all", lambda jobs, at_once, *rest: asked.append(at_once))
+    for at_once in (2, None):
+        run_batch(plan_jobs([{}], 5, "b"), [], work.Engine(on="ray", at_once=at_once))
+    assert asked == [2, 5]
+
+
+def test_a_resume_that_is_refused_is_a_failed_job(tmp_path, monkeypatch, capsys) -> None:
+    """The file was edited to fewer steps than the run has."""
+    monkeypatch.chdir(tmp_path)
+    run = create(tmp_path / "runs", "run", total_steps=128)
+    assert Session(run.path)() == 0
+    Path("jobs.yaml").write_text(json.dumps({"run_name": "run", "total_steps": 64, "n_envs": 2}))
+    with pytest.raises(SystemExit) as ended:
+        main(["batch", "jobs.yaml"])
+    assert ended.value.code == 1, "75 would make a managed job start again for ever"
+    said = capsys.readouterr().out
+    assert "failed" in said and "total_steps=64 is less than the 128 steps" in said
+
+
+def test_ctrl_c_does_not_fail_if_a_run_takes_long_to_stop(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(work, "STOPPING_S", 0.1)
+    run = create(tmp_path / "runs", "run", device="cpu")
+
+    def interrupt(_: Results) -> None:
+        raise KeyboardInterrupt
+
+    with directory.lock(run.path), pytest.raises(KeyboardInterrupt):  # the lock of a process that does not stop
+        kit.batch([{"run_name": "run"}], on_progress=interrupt)
 
 
 def test_slots_are_limited_by_free_memory(monkeypatch) -> None:
@@ -183,16 +257,39 @@ def test_status_and_collect_read_the_runs_of_another_machine_from_the_store(tmp_
     assert fingerprint(kit.Run("runs/run")) == fingerprint(there) and not Path("runs/next").exists()
 
 
-def test_stored_run_without_latest_json_finishes_on_another_machine(tmp_path, monkeypatch) -> None:
-    """The first machine was lost after it had stored a checkpoint, but before it wrote latest.json."""
+def test_collect_goes_on_after_a_job_that_cannot_be_fetched(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
-    fields = {"env": "Reach", "n_envs": 2, "device": "cpu", "eval_every": 0, "overrides": SMALL["PPO"]}
+    Path("store").mkdir()
+    jobs = [{"run_name": "lost", "store": "gone/store"}, {"run_name": "run", "store": "store"}]
+    Path("jobs.yaml").write_text(json.dumps({"n_envs": 2, "total_steps": 64, "jobs": jobs}))
+    there = create(tmp_path / "there", "run", device="cpu", total_steps=64, store=str(tmp_path / "store"))
+    assert Session(there.path)() == 0
+    with pytest.raises(SystemExit) as ended:
+        main(["batch", "collect", "jobs.yaml"])
+    said = capsys.readouterr().out
+    assert ended.value.code == 1 and "cannot be fetched: store='gone/store'" in said, said
+    assert kit.Run("runs/run").status()["state"] == "finished"
+
+
+def test_stored_run_without_latest_json_finishes_on_another_machine(tmp_path, monkeypatch) -> None:
+    """The first machine was lost after it had stored a checkpoint, but before it wrote latest.json.
+
+    The store has no secrets: the job brings the one in `env_options` again.
+    """
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    Path("safe.py").write_text(BREAKS)
+    fields = {"env": "safe:Keyed", "n_envs": 2, "device": "cpu", "eval_every": 0, "overrides": SMALL["PPO"]}
+    fields["env_options"] = {"key": SECRET}
     job = {**fields, "run_name": "cut", "total_steps": 320, "store": str(tmp_path / "store")}
     Path("store").mkdir()
     there = fingerprint(kit.train(kit.RunConfig(**job)))
     for name in ("latest.json", "lease.json", "status.json"):
         Path("store/cut", name).unlink(missing_ok=True)
+    assert SECRET not in Path("store/cut/config.yaml").read_text()
     shutil.rmtree("runs")
     (row,) = kit.batch([job], name="b")
     assert row["state"] == "finished", row["message"]
+    with pytest.raises(UserError, match=r"exists with env_options=\{'key': '\(hidden\)'\}, not \{'key': 'none'\}"):
+        kit.batch([{**job, "env_options": {"key": "none"}}])
     assert fingerprint(kit.Run("runs/cut")) == there

@@ -17,6 +17,7 @@ import kit
 from kit.errors import UserError
 from kit.runs.fingerprint import fingerprint
 from kit.runs.session import Session
+from kit.scale.files import FileJobs
 from kit.scale.notebooks import plan_jobs, retry
 from kit.scale.store_folder import StoreFolder
 from kit.stores import LeaseHeld, lease, open_store
@@ -24,6 +25,7 @@ from tests.runs.crash import SMALL, create, kill_everything_in
 from tests.scale.shared import batch, wait_for_checkpoint, write_notebook
 from tests.stores.conftest import hub  # noqa: F401 - a fixture
 from tests.stores.hub_server import HubServer
+from tests.ui.fabricate import wait_for
 
 pytest.importorskip("papermill")
 FIELDS: dict[str, Any] = {
@@ -54,6 +56,8 @@ def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         ({"parameters": {"sed": 3}}, r"sed=3 is not a parameter of train.ipynb; it has seed, run_name, runs_dir"),
         ({"grid": {"seed": 3}}, r"each value of `grid` a list"),
+        ({"grid": {"seed": []}}, r"each value of `grid` a list that is not empty"),
+        ({"store": 5}, r"store=5 is not a text; write a path or a store's URL"),
         ({"notebook": "gone.ipynb"}, r"notebook='gone.ipynb' does not exist"),
         ({"grids": {}}, r"grids=\{\} is unknown; valid are notebook"),
     ],
@@ -66,6 +70,34 @@ def test_invalid_file_is_refused_before_anything_starts(jobs: Path, changes: dic
     with pytest.raises(UserError, match=r"holds a notebook; run it with `kit batch bulk\.yaml` or kit\.notebooks"):
         kit.batch(jobs)
     assert not Path("runs").exists()
+
+
+def test_a_damaged_result_in_the_store_hides_no_other_job(jobs: Path, tmp_path: Path) -> None:
+    stored = tmp_path / "store/bulk.notebooks"
+    for name, content in (("bulk-s0", "{"), ("bulk-s1", '{"state": "finished"}')):
+        (stored / name).mkdir(parents=True)
+        (stored / name / "result.json").write_text(content)
+    jobs.write_text(jobs.read_text().replace("hf://me/bulk", str(tmp_path / "store")))
+    first, second = (row.values for row in FileJobs(jobs).rows())
+    assert first["state"] == "waiting" and first["message"].startswith("result.json is not JSON")
+    assert second["state"] == "finished"
+
+
+def test_ctrl_c_ends_a_notebook_that_does_not_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("kit.scale.work.STOPPING_S", 0.5)
+    write_notebook("idle.ipynb", "seed = 0", "import time\nopen('begun', 'w')\ntime.sleep(600)")
+    Path("idle.yaml").write_text("notebook: idle.ipynb")
+
+    def interrupt(_: Any) -> None:
+        if Path("begun").exists():
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        kit.notebooks("idle.yaml", on_progress=interrupt)
+    (job,) = plan_jobs(Path("idle.yaml"))[0]
+    wait_for(lambda: not job.is_working())
+    assert job.result is None, "it is executed again when the batch is started again"
 
 
 @pytest.mark.storm

@@ -74,8 +74,8 @@ def test_task_starts_or_resumes_and_requests_recovery_of_a_lost_machine(
     assert task("reach.yaml", gpu="L4")["resources"]["accelerators"] == "L4:4"
     local = {"env": "Reach", "n_envs": 2, "total_steps": 64, "eval_every": 0, "overrides": {"n_steps": 16}}
     (tmp_path / "store").mkdir()
-    write(**local, store=f"file://{tmp_path}/store")
-    shell = task("reach.yaml")["run"]
+    write(**local, store="s3://robots/runs")
+    shell = task("reach.yaml")["run"].replace("s3://robots/runs", f"file://{tmp_path}/store")
     for _ in range(2):  # the second machine, which has only the store, finds the run finished
         shutil.rmtree(tmp_path / "machine", ignore_errors=True)
         (tmp_path / "machine").mkdir()
@@ -91,13 +91,19 @@ def test_task_starts_or_resumes_and_requests_recovery_of_a_lost_machine(
 @pytest.mark.parametrize(
     ("fields", "where", "words"),
     [
-        ({"env": "Reach"}, {}, r"store=None of reach-reach-ppo-s0 is lost with the machine; use one such as hf://"),
+        ({"env": "Reach"}, {}, r"store=None of reach-reach-ppo-s0 is lost with .* read-only; use one such as hf://"),
         ({"env": "Reach", "store": "runs2"}, {}, r"store='runs2' of reach-reach-ppo-s0 is lost with the machine"),
         ({"store": "/data/runs"}, {"cloud": "runpod", "volume": "v"}, r"or, with a volume, /volume/runs"),
         ({}, {"cloud": "azure"}, r"cloud='azure' is unknown; valid are aws, runpod, lambda"),
         ({}, {"cloud": "lambda"}, r"cloud='lambda' has no spot machines; add --on-demand"),
         ({}, {"cloud": "aws", "volume": "v"}, r"volume='v' works only on runpod"),
         ({"sweep": {"space": {"gamma": [0.9]}}}, {}, r"store=None of reach is lost with the machine"),
+        ({"store": "/volumes/runs"}, {"cloud": "runpod", "volume": "v"}, r"store='/volumes/runs' of .* is lost"),
+        ({"store": "file:///data/runs"}, {}, r"store='file:///data/runs' of .* is lost with the machine"),
+        ({"store": "memory://runs"}, {}, r"is lost with the machine or read-only"),
+        ({"store": "gdrive-link:https://drive.google.com/drive/folders/x"}, {}, r"is lost with the machine or read-"),
+        ({"store": "s3://b/r", "algo": "BC", "dataset": "demos"}, {}, r"dataset='demos' is not on the rented machine"),
+        ({"store": "s3://b/r", "jobs": [{"algo": "Distill", "teacher": "old@best"}]}, {}, r"teacher='old@best' is not"),
     ],
 )
 def test_invalid_task_is_refused_before_a_machine_is_rented(
@@ -107,6 +113,21 @@ def test_invalid_task_is_refused_before_a_machine_is_rented(
         write(**fields)
     with pytest.raises(UserError, match=words):
         task("reach.yaml", **where)
+
+
+@pytest.mark.parametrize(("ends", "code"), [("exit 75", 75), ("exit 1", 1), ("exit 0", 0), ("sleep 9", 0)])
+def test_a_limit_in_time_keeps_the_exit_code(home: Path, ends: str, code: int) -> None:
+    """75 lets a managed job start again on another machine; 124 is `timeout`'s own, for when the time is over."""
+    shell = task("reach.yaml", hours=1 / 3600)["run"].replace("kit batch reach.yaml", f"bash -c '{ends}'")
+    assert subprocess.run(["bash", "-ec", shell], cwd=home, check=False).returncode == code
+
+
+def test_a_name_that_looks_like_a_number_stays_a_text(home: Path) -> None:
+    Path("reach.yaml").write_text("{run_name: '1e6', store: 's3://robots/runs'}")
+    Path("machine").mkdir()
+    shell = task("reach.yaml")["run"].replace("kit batch", "true")
+    subprocess.run(["bash", "-ec", shell], cwd="machine", check=True)
+    assert [config.run_name for config in configs_of("machine/reach.yaml")] == ["1e6"]
 
 
 def test_tasks_for_searches_and_notebooks(home: Path) -> None:
@@ -126,6 +147,13 @@ def test_tasks_for_searches_and_notebooks(home: Path) -> None:
     Path("machine").mkdir()
     subprocess.run(["bash", "-ec", found["run"].replace("kit batch", "true")], cwd="machine", check=True)
     assert nbformat.read("machine/own.ipynb", 4) == nbformat.read("lab/own.ipynb", 4)
+    odd = Path("lab/own.ipynb").rename("lab/my $(exit 1) own.ipynb")
+    write(notebook=str(odd), store="s3://robots/notebooks")
+    shell = task("reach.yaml")["run"].replace("kit batch", "true")
+    subprocess.run(["bash", "-ec", shell], cwd="machine", check=True)
+    assert (Path("machine") / odd.name).is_file()
+    write(notebook="lab/own.ipynb", store="s3://robots/notebooks", grid={"seed": [0, 1]})
+    Path("machine/reach.yaml").write_text(Path("reach.yaml").read_text().replace("lab/", ""))
     os.chdir("machine")
     assert [job.parameters for job in plan_jobs(Path("reach.yaml"))[0]] == [{"seed": 0}, {"seed": 1}]
 

@@ -87,14 +87,14 @@ def test_a_run_trains_on_the_machine_and_arrives_in_the_store(
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "code"), [("total_steps: 64", "total_steps: 10000000", 0), ("env: Reach", "env: Nowhere", 1)]
+    ("before", "after", "code"), [("total_steps: 64", "total_steps: 10000000", 0), ("env: Reach", "env: Nowhere", 2)]
 )
 def test_the_session_ends_after_its_time_and_after_an_error(machine: Path, before: str, after: str, code: int) -> None:
     """35 seconds of training, and a task that does not exist on the machine."""
     (machine / "store").mkdir()
-    write(f"file://{machine}/store")
     task = cloud.task("reach.yaml", spot=False, hours=35 / 3600)
-    assert colab.launch({**task, "run": task["run"].replace(before, after)}, None, 1.0) == code
+    run = task["run"].replace("hf://me/runs", f"file://{machine}/store").replace(before, after)
+    assert colab.launch({**task, "run": run, "secrets": {}}, None, 1.0) == code
     assert [words[0] for words in calls(machine)] == ["new", "exec", "stop"]
     assert bool(list((machine / "store").rglob("latest.json"))) == (code == 0)
 
@@ -104,6 +104,15 @@ def test_a_machine_that_is_refused_costs_nothing(machine: Path, monkeypatch: pyt
     put(machine.parent / "bin/colab", COLAB.format(python=sys.executable, machine=str(machine), refuses="new"))
     assert run_kit("launch", "reach.yaml") == 1
     assert [words[0] for words in calls(machine)] == ["new"]
+
+
+def test_ctrl_c_while_a_machine_is_rented_ends_its_session(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_x")
+    rents = f'#!/bin/sh\necho "$@" >> {machine}/calls\n[ "$1" = new ] || exit 0\nkill -INT $PPID\nsleep 5\n'
+    put(machine.parent / "bin/colab", rents)
+    with pytest.raises(KeyboardInterrupt):
+        colab.launch(cloud.task("reach.yaml", spot=False), None, None)
+    assert [words[0] for words in calls(machine)] == ["new", "stop"]
 
 
 def test_a_session_that_cannot_be_ended_is_named(

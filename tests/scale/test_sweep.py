@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from kit.runs.finding import local_runs
 from kit.runs.fingerprint import fingerprint
 from kit.runs.session import Session
 from kit.scale import files
-from kit.scale.study import Sweep, TrialJob, plan, writable
+from kit.scale.study import Sweep, TrialJob, plan, suggest, writable
 from kit.stores import holds, lease, open_store
 from tests.runs.crash import SMALL, create, kill_everything_in
 from tests.scale.shared import ROOT, batch
@@ -69,6 +70,7 @@ def write(**sweep: Any) -> Path:
 
 TORN = b'{"op_code": 4, "tri'
 SPACE = {"gamma": {"min": 0.9, "max": 0.99}}
+SPACE_LR = {"learning_rate": {"min": 1e-4, "max": 1e-2, "log": True}}
 
 
 @pytest.mark.parametrize(
@@ -78,6 +80,14 @@ SPACE = {"gamma": {"min": 0.9, "max": 0.99}}
         ({"space": SPACE, "trails": 3}, r"sweep trails=3 is unknown; valid are trials, seed, pruner, space"),
         ({"space": SPACE, "pruner": "halving"}, r"pruner='halving' is unknown; valid are median, hyperband, none"),
         ({"space": SPACE, "trials": 0}, r"trials=0 must be a whole number of at least 1"),
+        ({"space": SPACE, "seed": "a"}, r"seed='a' must be a whole number of at least 0"),
+        ({"space": SPACE, "seed": -1}, r"seed=-1 must be a whole number of at least 0"),
+        ({"space": {"gamma": {"min": 0, "max": 0.9, "log": True}}}, r"sweep gamma=.* is not valid"),
+        ({"space": {"gamma": {"min": 0.1, "max": 0.9, "log": True, "step": 0.1}}}, r"sweep gamma=.* is not valid"),
+        ({"space": {"gamma": {"min": 0.1, "max": 0.9, "step": 0}}}, r"sweep gamma=.* is not valid"),
+        ({"space": {"gamma": {"min": 0.1, "max": 0.9, "step": "a tenth"}}}, r"sweep gamma=.* is not valid"),
+        ({"space": {"gamma": {"min": 0.1, "max": float("inf")}}}, r"sweep gamma=.* is not valid"),
+        ({"space": {"n_steps": {"min": 16, "max": 64, "step": 0.5}}}, r"sweep n_steps=.* is not valid"),
         ({"space": {"gamma": 0.9}}, r"sweep gamma=0.9 is not valid; write a list of values, or a range"),
         ({"space": {"gamma": {"min": 0.9, "max": 0.5}}}, r"sweep gamma=.* is not valid"),
         ({"space": {"gama": [0.9]}}, r"overrides gama=0.9 is not one of PPO's; did you mean gamma"),
@@ -98,6 +108,57 @@ def test_a_search_without_evaluations_is_refused() -> None:
         kit.sweep(path)
 
 
+def test_a_choice_that_was_edited_is_refused_before_a_trial_starts() -> None:
+    given = plan(write(trials=1, space={"gamma": [0.9, 0.99], **SPACE_LR}))[0]
+    suggest(writable(given).study.ask(), given.space)
+    for edited in ({"gamma": [0.9, 0.99, 0.999]}, SPACE, {"gamma": [0.9, 0.99], "learning_rate": [1e-3]}):
+        with pytest.raises(UserError, match=r"sweep \w+=.* differs from the earlier trials of the search search; ch"):
+            kit.sweep(write(trials=1, space={**SPACE_LR, **edited}))
+    assert not local_runs()
+
+
+def test_a_search_that_waits_for_another_machine_can_be_stopped(tmp_path: Path) -> None:
+    path = write(trials=1, space=SPACE)
+    path.write_text(path.read_text() + f"store: {tmp_path / 'store'}\n")
+    lease.acquire(open_store(tmp_path / "store", write=True), "search.sweep", "another", ttl_s=1000)
+    waits = kit.launch_sweep(path)
+    assert kit.launch_sweep(path) is waits, "the cell was executed twice"
+    waits.stop()
+    began = time.monotonic()
+    with pytest.raises(UserError, match="was stopped"):
+        waits.wait()
+    assert time.monotonic() - began < 20
+
+
+def test_no_trial_starts_before_the_store_has_its_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, away = write(trials=1, space=SPACE), tmp_path / "away"
+    path.write_text(path.read_text() + f"store: {tmp_path / 'store'}\n")
+    (tmp_path / "store").mkdir()
+    given, looks = plan(path)[0], list[int]()
+    monkeypatch.setattr("kit.scale.sweep.AGAIN_S", 0.1)
+
+    def open_and_lose_the_store(given: Any) -> Sweep:
+        search = writable(given)
+        (tmp_path / "store").rename(away)
+        return search
+
+    monkeypatch.setattr("kit.scale.sweep.writable", open_and_lose_the_store)
+
+    def look(_: Sweep) -> None:
+        looks.append(1)
+        if len(looks) == 4:
+            away.rename(tmp_path / "store")
+        if len(looks) < 4:
+            assert not local_runs(), "the store does not answer"
+        elif local_runs():
+            assert (tmp_path / "store" / given.folder.name / "journal.log").is_file()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        kit.sweep(path, on_progress=look)
+    assert len(looks) > 4
+
+
 def test_trial_values_become_fields_overrides_and_policy_kwargs() -> None:
     space = {
         "n_envs": {"min": 2, "max": 8},
@@ -107,6 +168,7 @@ def test_trial_values_become_fields_overrides_and_policy_kwargs() -> None:
     given, engine = plan(write(space=space))
     config = given.config({"n_envs": 4, "net_arch": [8], "learning_rate": 1e-3}, "t")
     assert (config.n_envs, config.run_name, engine.at_once) == (4, "t", 2)
+    assert plan({"sweep": {"space": SPACE}}, "my search")[0].name == "my-search", "as folders are named"
     assert config.overrides == SMALL["PPO"] | {"learning_rate": 1e-3, "policy_kwargs": {"net_arch": [8]}}
     with pytest.raises(UserError, match=r"holds a sweep; run it with `kit batch search\.yaml` or kit\.sweep"):
         kit.batch("search.yaml")
@@ -183,7 +245,7 @@ def test_reading_a_search_writes_nothing_even_during_a_write(
 
 
 def test_waiting_trial_reports_the_reason_and_since_when(tmp_path: Path) -> None:
-    path = write(trials=1, space=SPACE)
+    path = write(trials=1, space=SPACE, seed=10**9)
     path.write_text(path.read_text() + f"store: {tmp_path / 'store'}\n")
     lease.acquire(open_store(tmp_path / "store", write=True), "search-t000", "another", ttl_s=1000)
 
@@ -193,6 +255,9 @@ def test_waiting_trial_reports_the_reason_and_since_when(tmp_path: Path) -> None
         when = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC"
         said = rf"another machine holds its lease \(until {when} unless renewed\), since {when}"
         assert re.fullmatch(said, row["message"]), row["message"]
+        with warnings.catch_warnings(record=True) as shown:
+            warnings.warn("of the user's own code", stacklevel=1)
+        assert shown, "a search hides no warnings of others"
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

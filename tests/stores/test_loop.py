@@ -24,6 +24,7 @@ class FakeCopier:
         self.script, self.pending = list(script), pending
         self.store = SimpleNamespace(min_interval_s=interval_s)
         self.passes: list[tuple[float, bool]] = []
+        self.problem: str | None = None
         self.released = False
         self.clock: Callable[[], float] = lambda: 0.0
 
@@ -32,7 +33,7 @@ class FakeCopier:
         answer = self.script.pop(0) if len(self.script) > 1 else self.script[0]
         if isinstance(answer, Exception):
             raise answer
-        return {"step": answer, "time": self.clock(), "pending": self.pending, "problem": None, "note": None}
+        return {"step": answer, "time": self.clock(), "pending": self.pending, "problem": self.problem, "note": None}
 
     def close(self) -> None:
         self.released = True
@@ -81,6 +82,15 @@ def test_copies_once_per_checkpoint_and_ends_with_training(run: Path) -> None:
         **{"url": "s3://b/p", "step": 300, "time": machine.now, "state": "ok", "error": None},
         **{"owner": "me", "failures": 0, "pid": 0, "updated": 0},
     }
+
+
+def test_a_damaged_checkpoint_is_tried_once_and_a_newer_one_at_once(run: Path) -> None:
+    copier = FakeCopier(200)
+    copier.problem = "step_300 on this machine is damaged"
+    at = {10.0: lambda: add_checkpoint(run, 300), 40.0: lambda: add_checkpoint(run, 400)}
+    machine = Machine(run, copier, over=60, at=at)
+    assert [round(when) for when, _ in copier.passes] == [0, 10, 40, 60]
+    assert machine.states == ["ok"] and read_state(run)["error"] == copier.problem
 
 
 def test_failures_are_reported_and_pauses_grow_to_a_limit(run: Path) -> None:
