@@ -6,11 +6,14 @@ import signal
 import subprocess
 import sys
 import warnings
+from unittest.mock import Mock
 
 import pytest
 
 from kit import cli
+from kit.measure import speed
 from kit.runs import directory
+from kit.scale import cloud
 from tests.runs.crash import Forked, complete, create
 
 
@@ -45,6 +48,9 @@ WRONG = {
     "a step that is none": (["evaluate", "runs/r", "--step", "foo"], "step='foo'", "best or latest"),
     "a step of a film that is none": (["video", "runs/r", "--step", "-5"], "--step", "--help"),
     "episodes that are none": (["evaluate", "runs/r", "--episodes", "many"], "--episodes", "'many'"),
+    "no episodes": (["video", "runs/r", "--episodes", "0"], "episodes=0", "at least 1"),
+    "an abbreviated option": (["batch", "jobs.yaml", "--seed", "3"], "--seed", "--help"),
+    "a store that is not there": (["runs", "drive:kit"], "store='drive:kit'", "hf://"),
     "steps that are none": (["train", "--total-steps", "1.5"], "total_steps=1.5", "whole number"),
     "zero worlds": (["train", "--n-envs", "0"], "n_envs=0", "at least 1"),
     "negative steps": (["train", "--total-steps", "-5"], "total_steps=-5", "at least 1"),
@@ -119,6 +125,34 @@ def test_no_permission(here, capsys, request):
     assert code == 2 and "cannot be written" in err
     code, _, err = kit(capsys, "resume", run.path)
     assert code == 2 and err.count("\n") == 1
+
+
+def test_a_run_of_another_user_cannot_be_paused(here, capsys, monkeypatch):
+    run = create(here / "runs", "mine")
+    monkeypatch.setattr(type(run), "pause", Mock(side_effect=PermissionError))
+    with directory.lock(run.path):
+        code, _, err = kit(capsys, "pause", run.path)
+    assert code == 2 and "belongs to another user, who can pause it" in err
+
+
+def test_a_speed_that_cannot_be_measured_is_one_sentence(capsys, monkeypatch):
+    def fail(env):
+        raise speed.NotMeasured("one iteration takes more than 60 s here")
+
+    monkeypatch.setattr(speed, "bench", fail)
+    code, _, err = kit(capsys, "bench")
+    assert code == 2 and err == "kit: one iteration takes more than 60 s here\n"
+
+
+def test_a_plan_without_a_price_is_valid_json(here, capsys, monkeypatch):
+    pandas = pytest.importorskip("pandas")
+    (here / "c.yaml").write_text(f"env: Reach\nstore: {here / 'store'}\n")
+    monkeypatch.setattr(speed, "probe", lambda config: None)
+    plan = pandas.DataFrame({"machine": ["one"], "dollars": [float("nan")]})
+    monkeypatch.setattr(cloud, "plan", lambda *_, **__: plan)
+    assert json.loads(kit(capsys, "cloud", "plan", "c.yaml", "--json")[1], parse_constant=pytest.fail) == [
+        {"machine": "one", "dollars": None}
+    ]
 
 
 def test_runs_dir_that_is_a_file(here, capsys):
@@ -299,6 +333,8 @@ def test_rm_asks_and_keeps_the_only_copy_of_unfinished_work(here, capsys, monkey
     assert code == 2 and "needs a confirmation, and this is not a terminal; add --yes" in err and run.path.exists()
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
     monkeypatch.setattr("builtins.input", lambda question: "n")
+    assert kit(capsys, "rm", run.path)[0] == 1 and run.path.exists()
+    monkeypatch.setattr("builtins.input", Mock(side_effect=EOFError))  # Ctrl-D
     assert kit(capsys, "rm", run.path)[0] == 1 and run.path.exists()
     monkeypatch.setattr("builtins.input", lambda question: "y")
     code, out, err = kit(capsys, "rm", run.path)

@@ -45,7 +45,8 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def add(name: str, does: str, command: Callable[[argparse.Namespace], int], reports: bool = False) -> _Parser:
-        sub = commands.add_parser(name, help=does, description=does[0].upper() + does[1:] + ".")
+        # without abbreviations: `kit batch --seed 3` must not mean --seeds 3
+        sub = commands.add_parser(name, help=does, description=does[0].upper() + does[1:] + ".", allow_abbrev=False)
         sub.set_defaults(command=command)
         if reports:
             sub.add_argument("--json", action="store_true", help="print JSON")

@@ -9,7 +9,7 @@ from pathlib import Path
 import kit
 from kit.cli.shared import RUN, TRUST, Add, print_value
 from kit.config import RunConfig
-from kit.errors import UserError
+from kit.errors import UserError, check_whole
 
 STEP = "the checkpoint to use: a step, best or latest; default: best"
 HEADLINE = ("episodes", "mean_return", "std_return", "success_rate", "mean_length")
@@ -77,6 +77,7 @@ def _video(options: argparse.Namespace) -> int:
     from kit.machine.progress import progress_bar
     from kit.runs.run import opened
 
+    check_whole("episodes", options.episodes, 1)
     cameras = tuple(options.cameras.split(",")) if options.cameras else None
     run, episodes = opened(options.run, options.trust), options.episodes
 

@@ -44,9 +44,9 @@ def add_commands(add: Add) -> None:
 
 
 def _runs(options: argparse.Namespace) -> int:
-    from kit.runs.finding import RunList, family, list_runs
+    from kit.runs.finding import RunList, family, is_url, list_runs
 
-    if options.where != "runs" and "://" not in options.where and not Path(options.where).expanduser().is_dir():
+    if options.where != "runs" and not is_url(options.where) and not Path(options.where).expanduser().is_dir():
         raise UserError(f"{options.where} is not a folder; give a folder of runs, or a store's URL.")
     runs, lines, depth = list_runs(options.where), [], dict[str, int]()
     if options.tree and isinstance(runs, RunList):
@@ -74,7 +74,10 @@ def _control(options: argparse.Namespace) -> int:
     before, (_, done) = run.status(), CONTROLS[options.control]
     if options.control == "checkpoint" and before["state"] == "paused":
         raise UserError(f"{run.path} is paused, which writes no checkpoints; `kit unpause` continues it.")
-    getattr(run, options.control)()
+    try:
+        getattr(run, options.control)()
+    except PermissionError:
+        raise UserError(f"{run.path} belongs to another user, who can {options.control} it; ask them.") from None
 
     def finished(status: dict[str, Any]) -> bool:
         written = options.control != "checkpoint" or status["checkpoint"] != before["checkpoint"]
@@ -106,7 +109,11 @@ def _rm(options: argparse.Namespace) -> int:
             raise UserError(f"removing {run.path} needs a confirmation, and this is not a terminal; add --yes.")
         state, step = (run.status()[name] for name in ("state", "step"))
         print(f"{run.path}: {state} at step {step:,}, {run.size_bytes / 1e6:,.1f} MB, {run.copies()}")
-        if input("Remove it from this machine? [y/N] ").strip().lower() not in ("y", "yes"):
+        try:
+            answer = input("Remove it from this machine? [y/N] ")
+        except EOFError:  # Ctrl-D
+            answer = ""
+        if answer.strip().lower() not in ("y", "yes"):
             return 1
     remove(run, sure=options.yes)
     print(f"removed {run.path}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -210,7 +211,8 @@ def _cloud(options: argparse.Namespace) -> int:
         text = table.head(options.rows).round(3).to_string(index=False, na_rep="")
         count = "one run" if len(requested) == 1 else f"{len(requested)} runs, one after the other"
         footnote = cloud.FOOTNOTE.format(count, config.runs_dir)
-        return print_value(options, table.to_dict("records"), f"{text}\n\n{footnote}")
+        rows = json.loads(table.to_json(orient="records"))  # null for NaN, which JSON does not have
+        return print_value(options, rows, f"{text}\n\n{footnote}")
     if options.cloud == "hf":
         return _hf_job(options)
     if options.dollars is not None:

@@ -22,7 +22,7 @@ from typing import Any
 
 from kit import envs
 from kit.config import RunConfig
-from kit.errors import Interrupted
+from kit.errors import Interrupted, UserError
 from kit.machine import settings
 from kit.machine.progress import progress_bar
 from kit.measure.auto import resolve
@@ -52,7 +52,7 @@ Report = Callable[[str], None]
 _cache: dict[str, Speed] = {}
 
 
-class NotMeasured(RuntimeError):
+class NotMeasured(UserError):
     """The speed could not be measured; training may still work."""
 
 
@@ -78,7 +78,8 @@ class Speed:
     def seconds(self, config: RunConfig) -> float:
         """Return the estimated duration of the run `config`, s, including startup and evaluations."""
         every = config.eval_every
-        evaluations = 11 if every == "auto" else 1 + config.total_steps // int(every) if every else 0
+        final_test = 1  # of the best policy, in as many episodes
+        evaluations = (11 if every == "auto" else 1 + config.total_steps // int(every)) + final_test if every else 0
         return STARTUP_S + config.total_steps / self.steps_per_s + evaluations * self.evaluation_s
 
     @property
@@ -156,6 +157,8 @@ def measure(config: RunConfig, seconds: float, report: Report, images: bool = Fa
     env, n_envs = _make_env(config, int(config.n_envs)), int(config.n_envs)
     try:
         trainer: Any = make_trainer(config, env)
+        if hasattr(trainer, "learning_starts"):  # else the probe may end in the phase without updates
+            trainer.learning_starts = min(trainer.learning_starts, trainer.batch_size)
         if config.teacher is not None:
             trainer.set_teacher(RandomTeacher(env))
         if config.dataset is not None:
@@ -295,8 +298,9 @@ def rate_of(marks: list[tuple[float, int]]) -> float:
 def _evaluation(config: RunConfig, trainer: Any, seconds: float) -> float:
     """Return the estimated duration of one evaluation, s. Plays a part of it, in separate envs."""
     from kit.envs.play import play
+    from kit.runs.evaluation import during_training
 
-    env = _make_env(config, EVALUATION_ENVS)
+    env = _make_env(during_training(config), EVALUATION_ENVS)
     steps = play(env, trainer.as_actor(), env.reset(config.seed))
     try:
         next(steps)  # the first step may compile

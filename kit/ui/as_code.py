@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import html
-import json
+import math
 import shlex
+
+import yaml
 
 from kit.config import RunConfig, dump_yaml, to_text
 from kit.measure.auto import resolve
@@ -17,7 +19,11 @@ def as_code(config: RunConfig) -> dict[str, str]:
     """Return title -> text: non-default fields in four forms, and all fields with the values used on this machine."""
     changed = config.non_defaults()
     flags = [f"--{name.replace('_', '-')} {shlex.quote(to_text(value))}" for name, value in changed.items()]
-    parameters = [f"-y {shlex.quote(f'{name}: {json.dumps(value)}')}" for name, value in changed.items()]
+    # papermill reads YAML 1.1, in which 5e-05 is a text and 5.0e-05 a number
+    parameters = [
+        f"-y {shlex.quote(yaml.safe_dump({name: value}, default_flow_style=True, width=math.inf).strip())}"
+        for name, value in changed.items()
+    ]
     return {
         "YAML, for kit train FILE": dump_yaml(changed).strip(),
         "Shell": " ".join(["kit train", *flags]),

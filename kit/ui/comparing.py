@@ -56,10 +56,13 @@ class RunScores:
     def of(cls, run: Run) -> RunScores:
         rows = run.rows()
         curves = Curve.of(rows)
+        finished = run.status()["state"] == "finished"
         test: dict[str, Any] = next((row for row in reversed(rows) if "test/step" in row), {})
+        if test and not finished and test["step"] != rows[-1]["step"]:
+            test = {}  # of an earlier end: the run trains longer
         score = test.get("test/success_rate" if curves[0].percent else "test/mean_return")
-        finished, tested = run.status()["state"] == "finished", test.get("test/episodes", 0)
-        return cls(curves, elapsed_of(rows), _episodes(rows), run.name, finished, tested, score)
+        episodes = test.get("test/episodes", 0)
+        return cls(curves, elapsed_of(rows), _episodes(rows), run.name, finished, episodes, score)
 
     @property
     def episodes(self) -> int:
@@ -310,7 +313,8 @@ def compare(runs: Iterable[Run], threshold: float | None = None, usd_per_hour: f
         parts.append(style.note(texts[-1]))
     unfinished = [run.name for run in listed if run.status()["state"] != "finished"]
     if tasks and unfinished:
-        texts.append(f"Not finished, and left out of the verdict if another run is finished: {', '.join(unfinished)}.")
+        left_out = "Their configs are left out of the verdict if all runs of another config are finished."
+        texts.append(f"Not finished: {', '.join(unfinished)}. {left_out}")
         parts.append(style.note(texts[-1]))
     nothing = "There is no run here yet: train one first."
     empty = "None of these runs has measured anything yet." if listed else nothing

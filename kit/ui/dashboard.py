@@ -133,8 +133,12 @@ class Dashboard:
             finally:
                 self._redraw_now.set()
 
+        self.keep_open()
         self.say(message)
         threading.Thread(target=guarded, name="button", daemon=True).start()
+
+    def keep_open(self) -> None:
+        """Called when a button is pressed. For subclasses."""
 
     def _changed(self) -> None:
         """Called after the run has started, failed to start, or ended. For subclasses."""
@@ -185,7 +189,10 @@ class Dashboard:
                 self._call_on_change(run)
                 if now["state"] == "finished" and videos.missing_video(run):
                     self.say("Recording a video of the policy…")
-                    self.say(videos.record_last(run), bad=True)
+                    error = videos.record_last(run)
+                    if self.run is not run:  # the user has started another run meanwhile
+                        return
+                    self.say(error, bad=True)
                     self._show_video(run)
                     self._call_on_change(run)
                 self._end(run)
@@ -227,7 +234,7 @@ class Dashboard:
         if now["state"] == "running":
             run.pause()
             self.say("Pausing…")
-            run.wait(30, until=lambda now: now["state"] != "running")
+            run.wait(until=lambda now: now["state"] != "running")  # an evaluation may take minutes
         elif now["state"] == "paused":
             run.unpause()
         elif not run.is_working(now):
@@ -248,7 +255,7 @@ class Dashboard:
         def is_done(now: dict[str, Any]) -> bool:
             return (now["checkpoint"] or {"time": 0})["time"] >= requested_at or not run.is_working(now)
 
-        saved = run.wait(60, until=is_done)["checkpoint"]
+        saved = run.wait(until=is_done)["checkpoint"]
         self.say(f"Saved step {saved['step']:,}." if saved else "")
 
     def _button(self, label: str, icon: str, tooltip: str, action: Callable[[Run], None]) -> Any:
@@ -287,7 +294,7 @@ def display_widget(view: Any, saved_text: str) -> None:
 def session_left_s(run: Run, now: dict[str, Any]) -> float | None:
     """Return the seconds until `session_limit` ends this session, or None without a limit."""
     limit = run.config.session_limit
-    if limit is None or not now["started"]:
+    if limit is None or not now["started"] or now["state"] == "starting":  # then it is the start of the last session
         return None
     return max(0.0, seconds("session_limit", limit) - (time.time() - float(now["started"])))
 

@@ -86,9 +86,11 @@ class PageFold(Fold):
         def make() -> None:
             try:
                 page = self._make(*chosen)._repr_html_()
+                failed = False
             except Exception as error:
-                page = style.wrap(style.note(str(error) or type(error).__name__, bad=True))
+                page, failed = style.wrap(style.note(str(error) or type(error).__name__, bad=True)), True
             if chosen == self._drawn:
                 self.page.value = page
+                self._drawn = None if failed else chosen  # a failed page is made again when the section is opened
 
         threading.Thread(target=make, daemon=True).start()

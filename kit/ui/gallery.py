@@ -129,8 +129,11 @@ def _cells(row: dict[str, Any]) -> list[str]:
 
 
 def _cameras(run: Run) -> tuple[str, ...]:
+    """Return the names of the task's cameras. Raises `UserError` if it has none."""
     env = make_env(run.config.replace(device="cpu"), 1, run.config.seed)
     env.close()
+    if not env.cameras:
+        raise UserError(f"env={run.config.env!r} has no camera for a video; name some in `cameras` of its class.")
     return tuple(env.cameras)
 
 

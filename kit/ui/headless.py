@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from typing import Any
@@ -64,7 +65,8 @@ def follow(run: Run) -> None:
         now = run.wait(on_progress=show)
     except KeyboardInterrupt:
         run.stop()
-        show(run.wait(timeout=30))
+        with contextlib.suppress(TimeoutError):
+            show(run.wait(timeout=30))
         raise
     if now["state"] == "failed":
         raise RunFailed(f"{run.name} failed: {now['message']}\n{run.log(20)}")

@@ -29,35 +29,48 @@ class Hyperparameters:
         self._w, self._on_change = w, on_change
         self.entries: dict[str, Any] = {}
         self._algo, self._overrides = "", dict[str, Any]()
+        self._latest = object()  # replaced by each edit of the user and each `show`, which ends an older `show`
+        self._filling = threading.Lock()
         self._showing: int | None = None  # id of the thread in which `show` fills entries; its edits are not the user's
         self.view = w.HBox([], layout=w.Layout(flex_flow="row wrap"))
 
     def show(self, config: RunConfig, resolved: RunConfig) -> None:
         """Fill the entries with `config`'s overrides; show other values of the `resolved` config in grey.
 
-        An entry whose override differs from the preset is marked. Takes about a second.
+        An entry whose override differs from the preset is marked. Takes about a second; ends early if the user edits an
+        entry meanwhile.
         """
+        self._latest = latest = object()
         record = algorithm.find(resolved.algo)
         known = hyperparameter_docs(record)
         preset = resolve(config.replace(overrides={}, n_envs=resolved.n_envs))
-        self._showing = threading.get_ident()
-        try:
-            if resolved.algo != self._algo:
-                self._algo = resolved.algo
-                self.entries = {name: self._entry(name, explanation) for name, (_, explanation) in known.items()}
-                self.view.children = tuple(self.entries.values())
-            own = _flat(config.overrides)
-            stock = {name: stock_value(record, name) if value is None else value for name, (value, _) in known.items()}
+        own = _flat(config.overrides)
+        stock = {name: stock_value(record, name) if value is None else value for name, (value, _) in known.items()}
+        usual, used = stock | _flat(preset.overrides), stock | _flat(resolved.overrides)
+        with self._filling:
+            if self._latest is not latest:
+                return
             self._overrides = dict(own)
-            usual, used = stock | _flat(preset.overrides), stock | _flat(resolved.overrides)
-            for name, entry in self.entries.items():
-                default = usual[name] if name in own else used[name]
-                entry.placeholder = "none" if default is None else to_text(default)
-                entry.value = to_text(own[name]) if name in own else ""
-                changed = name in own and own[name] != usual[name]
-                (entry.add_class if changed else entry.remove_class)("kit-changed")
-        finally:
-            self._showing = None
+            self._showing = threading.get_ident()
+            try:
+                if resolved.algo != self._algo:
+                    self._algo = resolved.algo
+                    self.entries = {name: self._entry(name, explanation) for name, (_, explanation) in known.items()}
+                    self.view.children = tuple(self.entries.values())
+                for name, entry in self.entries.items():
+                    default = usual[name] if name in own else used[name]
+                    entry.placeholder = "none" if default is None else to_text(default)
+                    if self._latest is not latest:
+                        return
+                    typed = entry.value.strip()
+                    if name not in own:
+                        entry.value = ""
+                    elif not typed or parsed(name, typed) != own[name]:  # 3e-4 stays as the user has typed it
+                        entry.value = to_text(own[name])
+                    changed = name in own and own[name] != usual[name]
+                    (entry.add_class if changed else entry.remove_class)("kit-changed")
+            finally:
+                self._showing = None
 
     def _entry(self, name: str, explanation: str) -> Any:
         entry = text_entry(self._w, name, explanation, label_px=150, width_px=290)
@@ -68,9 +81,10 @@ class Hyperparameters:
     def _edited(self, name: str, text: str) -> None:
         if self._showing == threading.get_ident():
             return
+        self._latest = object()
         self._overrides.pop(name, None)
         if text:
-            self._overrides[name] = layers_of(text) if name == "net_arch" else value_of(text)
+            self._overrides[name] = parsed(name, text)
         self._on_change(nested(self._overrides))
 
 
@@ -100,19 +114,18 @@ def text_entry(
     return entry
 
 
-def value_of(text: str) -> Any:
-    """Parse a typed value: JSON, else a number such as 1e6 or 400k, else a text such as lin_0.0003."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return number(text)
+def parsed(name: str, text: str) -> Any:
+    """Parse the typed value of `name`: JSON, a number such as 1e6 or 400k, or a text such as lin_0.0003.
 
-
-def layers_of(text: str) -> Any:
-    """Parse the layer widths of a network, typed as 64, 64 or as [64, 64]."""
-    if re.fullmatch(r"\d+(\s*,\s*\d+)+", text):
+    net_arch, the layer widths of a network, may be typed as 64, 64 or as [64, 64].
+    """
+    if name == "net_arch" and re.fullmatch(r"\d+(\s*,\s*\d+)+", text):
         return [int(width) for width in text.split(",")]
-    return value_of(text)
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = number(text)
+    return int(value) if isinstance(value, float) and value.is_integer() else value  # as for a config's fields
 
 
 def _flat(overrides: Mapping[str, Any]) -> dict[str, Any]:

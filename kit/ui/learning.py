@@ -93,7 +93,8 @@ def _last(rows: Sequence[dict[str, Any]], name: str) -> float | None:
 
 def smoothed(series: np.ndarray, count: int = SMOOTH) -> np.ndarray:
     """Replace each value of the (k, 2) pairs by the mean of itself and up to `count` - 1 values before it."""
-    sums = np.cumsum(np.concatenate([[0.0], series[:, 1]]))
-    stop = np.arange(1, len(sums))
-    start = np.maximum(0, stop - count)
-    return np.column_stack([series[:, 0], (sums[stop] - sums[start]) / (stop - start)])
+    if not len(series):
+        return series
+    steps, values = series.T
+    sums = np.convolve(values, np.ones(count))[: len(values)]  # a cumsum would be imprecise after a large value
+    return np.column_stack([steps, sums / np.minimum(np.arange(1, len(values) + 1), count)])

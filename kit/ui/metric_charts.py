@@ -96,7 +96,8 @@ class MetricCharts:
     def _chart(self, metric: str, lines: Sequence[Line]) -> str:
         last = max((line.points[-1, 0] for line in lines if len(line.points)), default=1.0)
         first, end = (last * share / 100 for share in self.range.value)
-        percent = metric.endswith(("_rate", "clip_fraction"))
+        is_number = metric.startswith(("train/learning_rate", TERM))  # a reward term may be called action_rate
+        percent = metric.endswith(("_rate", "clip_fraction")) and not is_number
         drawn = line_chart(metric, lines, (first, max(end, first + 1)), percent, size=SIZE)
         return style.wide(drawn) + style.note(MEANINGS.get(metric, ""))
 

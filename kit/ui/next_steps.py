@@ -88,6 +88,7 @@ class NextSteps:
                 button.disabled = False
 
         button.disabled = True
+        self._dashboard.keep_open()
         self._say(f"{button.description}…")
         threading.Thread(target=work, daemon=True).start()
 

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from kit.errors import UserError, need
 from kit.runs.api import remove, rename, resume
-from kit.runs.finding import run_folders
+from kit.runs.finding import is_url, run_folders
 from kit.runs.run import Run
 from kit.scale.background import Background, JobRow, Jobs
 from kit.scale.files import FileJobs
@@ -87,6 +87,8 @@ def jobs_of(source: Source) -> Jobs:
         return source
     if isinstance(source, Sweep):
         return SweepJobs(source)
+    if is_url(source):
+        raise UserError(f"{source} is a store; kit.runs({str(source)!r}) lists its runs, and kit.resume fetches one.")
     is_file = Path(source).suffix in (".yaml", ".yml") and not Path(source).is_dir()
     return FileJobs(source) if is_file else FolderJobs(source)
 
@@ -118,6 +120,7 @@ class RunsPage:
         self._lines: list[Line] = []
         self._reader, self._lock = RowReader(), threading.RLock()
         self._thread: threading.Thread | None = None
+        self._board: Dashboard | None = None
 
     def show(self) -> Self:
         """Display the page below the cell."""
@@ -199,11 +202,11 @@ class RunsPage:
 
     # -- rows ------------------------------------------------------------------------------------------------------
 
-    def refresh(self) -> None:
-        """Read the runs again, and draw them in the chosen order."""
+    def refresh(self, keep_order: bool = False) -> None:
+        """Read the runs again, and draw them in the chosen order, or in their places if `keep_order`."""
         with self._lock:
-            self._read()
-            self._draw()
+            self._lines = [self._reader.line(job) for job in self._jobs.rows()]
+            self._draw(keep_order)
         self._start_following()
 
     def _start_following(self) -> None:
@@ -222,17 +225,11 @@ class RunsPage:
     def _beat(self) -> None:
         """While nothing refreshes the rows, look for runs that other programs have started."""
         if self._live[self._jobs.title] is self and not (self._thread and self._thread.is_alive()):
-            with self._lock:
-                self._read()
-                self._draw(keep_order=True)
-            self._start_following()
+            self.refresh(keep_order=True)
 
     def _look(self) -> None:
         self._jobs.look()
         self.refresh()
-
-    def _read(self) -> None:
-        self._lines = [self._reader.line(job) for job in self._jobs.rows()]
 
     def _is_at_work(self) -> bool:
         return is_background_at_work(self._jobs) or any(line.is_working for line in self._lines)
@@ -243,9 +240,7 @@ class RunsPage:
         try:
             while quiet < QUIET and self._live[self._jobs.title] is self:
                 time.sleep(REFRESH_S)
-                with self._lock:
-                    self._read()
-                    self._draw(keep_order=True)
+                self.refresh(keep_order=True)
                 quiet = 0 if self._is_at_work() else quiet + 1
         except Exception as error:
             self._say(f"The page stopped ({type(error).__name__}: {error}); this does not affect the runs.", bad=True)
@@ -269,6 +264,8 @@ class RunsPage:
                 found.sort(key=lambda line: places.get(line.name, -1))
             size = sum(line.size_bytes or 0 for line in found)
             text = f"{self._jobs.title}: {shown_of(len(found), len(self._lines))}, {size / 1e6:,.0f} MB on disk"
+            if isinstance(self._jobs, FolderJobs) and not Path(self._jobs.title).expanduser().is_dir():
+                text = f"{self._jobs.title} is not a folder; correct its name, or train a run first"
             if words and not found:
                 text += f"; no run matches {self.filter.value.strip()!r}"
             if len(found) > SHOWN:
@@ -348,7 +345,14 @@ class RunsPage:
 
     def _compare(self) -> None:
         page = self._w.HTML(compare(self.ticked)._repr_html_())
-        self._below.children = [page]
+        self._show_below(page, None)
+
+    def _show_below(self, view: Any, board: Dashboard | None) -> None:
+        """Show `view`, of the dashboard `board` or of none, in place of the view below the buttons."""
+        if self._board is not None:
+            self._board.run = None  # ends its watching
+        self._board = board
+        self._below.children = [view]
 
     def _open(self) -> None:
         (run,) = self.ticked
@@ -356,7 +360,7 @@ class RunsPage:
             run = resume(run.path, background=True)
         board = Dashboard(run)
         board._build(self._w)
-        self._below.children = [board.view]
+        self._show_below(board.view, board)
         board.attach(run)
         self.refresh()
 

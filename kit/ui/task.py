@@ -77,7 +77,9 @@ def _field_of_space(name: str, space: Any) -> Field:
     """Describe an observation entry or action by its space: images, choices, or numbers with their bounds."""
     shape, prefix = list(getattr(space, "shape", None) or ()), f"{name}: " if name else ""
     if getattr(space, "dtype", None) == "uint8" and len(shape) >= 3:
-        _, height, width = sorted(shape[-3:])
+        sides = shape[-3:]
+        sides.remove(min(sides))  # the colours, first or last
+        height, width = sides
         latest = f", the latest {shape[0]}" if len(shape) == 4 else ""
         return Field(f"{prefix}images of {width} × {height} pixels{latest}", 0)
     if isinstance(space, gymnasium.spaces.Discrete):

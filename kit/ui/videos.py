@@ -6,6 +6,7 @@ import base64
 import contextlib
 import hashlib
 import html
+import json
 import re
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from kit import envs
 from kit.envs import child_environ
 from kit.errors import UserError
 from kit.machine.progress import progress_bar
@@ -50,14 +52,14 @@ class PolicyVideo:
 
         A single view from the default camera, of the first `EPISODES` episodes and without env_options, has the path of
         `kit video`, `videos/step_<step>.mp4`, if it has the default size. Any other video is in `videos/views`, and its
-        name is a hash of views, size and episodes.
+        name is a hash of views, size and episodes; it changes if a run is deleted and trained anew under its name.
         """
         run, step, camera, _, options = self.views[0]
         folder = run.path / "videos"
         usual = (self.size, self.episodes) == (PolicyVideo.size, EPISODES)
         if len(self.views) == 1 and not camera and usual and not options:
             return folder / f"step_{step:09d}.mp4"
-        views = [(view.run.name, *view[1:4], *([dict(options)] if options else [])) for view in self.views]
+        views = [(view.run.name, *view[1:4], dict(view.env_options), _file_of(view)) for view in self.views]
         key = views, self.size, self.episodes
         return folder / "views" / f"{hashlib.sha256(repr(key).encode()).hexdigest()[:16]}.mp4"
 
@@ -79,6 +81,12 @@ class PolicyVideo:
         """Start to record the first view, with the default camera and size, in a separate process; see `kit_video`."""
         arguments = ("--step", str(self.views[0].step), "--episodes", str(self.episodes))
         return kit_video(self.views[0].run, arguments, nice, stderr)
+
+
+def _file_of(view: View) -> tuple[str, int] | None:
+    """Return path and time of the checkpoint with the view's policy; None for the initial policy, which has none."""
+    saved = view.run.find_or_new(view.step)
+    return None if saved is None else (str(saved.path), saved.path.stat().st_mtime_ns)
 
 
 def kit_video(run: Run, arguments: Sequence[str], nice: int, stderr: int) -> subprocess.Popen[str]:
@@ -105,13 +113,29 @@ def _can_record() -> bool:
 def missing_video(run: Run) -> PolicyVideo | None:
     """Return the video of the best policy (without evaluations: the latest policy) if it is still to be recorded.
 
-    Return None if there is no policy, if the video exists, or if the packages for videos are missing.
+    Return None if there is no policy, if the video exists, if the task has no camera, or if the packages for videos are
+    missing.
     """
     policies = [best] if (best := run.best()) else run.checkpoints()
     if not policies or not _can_record():
         return None
     best_or_latest = PolicyVideo((View(run, policies[-1].step),))
-    return None if best_or_latest.path.exists() else best_or_latest
+    if best_or_latest.path.exists() or not _has_camera(run.config.env, json.dumps(run.config.env_options)):
+        return None
+    return best_or_latest
+
+
+@cache
+def _has_camera(env: str, options: str) -> bool:
+    """Whether the task `env` has a camera. `options`: its env_options as JSON."""
+    try:
+        if getattr(envs.find(env), "cameras", None) != ():  # a class with cameras, or a Gymnasium env
+            return True
+        one = envs.make_vec(env, 1, threads=1, env_options=envs.without_opponents(env, json.loads(options)))
+    except UserError:  # the recording process then reports the error
+        return True
+    one.close()
+    return bool(one.cameras)
 
 
 def record_last(run: Run) -> str:
@@ -188,9 +212,13 @@ def tag(path: Path, caption: str, width: int) -> str:
     )
 
 
-@cache
 def poster(path: Path) -> bytes | None:
     """Return the last frame of a video as PNG; None if it cannot be extracted."""
+    return _poster(path, path.stat().st_mtime_ns)
+
+
+@cache
+def _poster(path: Path, time_ns: int) -> bytes | None:
     if not find_spec("imageio_ffmpeg"):
         return None
     import imageio_ffmpeg

@@ -13,6 +13,7 @@ from kit.machine.gpu import Gpu
 from kit.measure import advice, speed
 from kit.measure.auto import resolve
 from kit.measure.speed import Speed
+from kit.trainers.off_policy import OffPolicyTrainer
 from tests.machine.test_info import machine
 
 KNOWN = Speed("Reach", "PPO", 8, "cpu", 4000.0, 3000.0, 1500.0, 2.0)
@@ -59,20 +60,41 @@ def test_a_probe_fails_if_an_iteration_takes_too_long(monkeypatch: pytest.Monkey
         speed.probe(config, seconds=0.1, show=False)
 
 
+@pytest.mark.parametrize("algo", ["SAC", "TD3", "CrossQ"])
+def test_a_probe_measures_updates_even_if_they_start_late(algo: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    updates = []
+    monkeypatch.setattr(OffPolicyTrainer, "train", lambda self, *_: updates.append(1))
+    config = RunConfig(env="Reach", algo=algo, n_envs=2, overrides={"learning_starts": 10**6, "batch_size": 16})
+    speed.probe(config, seconds=0.5, show=False)
+    assert updates
+
+
+def test_the_evaluation_of_physics_without_images_is_measured_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Made(Exception):
+        pass
+
+    def make(config: RunConfig, n_envs: int) -> None:
+        raise Made(config.device)
+
+    monkeypatch.setattr(speed, "_make_env", make)
+    with pytest.raises(Made, match="cpu"):
+        speed._evaluation(RunConfig(env="Reach", device="cuda"), None, 1.0)
+
+
 def test_the_estimate_counts_evaluations() -> None:
     config = RunConfig(total_steps=150_000)
     assert KNOWN.seconds(config.replace(eval_every=0)) == 5 + 100
-    assert KNOWN.seconds(config) == 5 + 100 + 11 * 2
-    assert KNOWN.seconds(config.replace(eval_every=50_000)) == 5 + 100 + 4 * 2
+    assert KNOWN.seconds(config) == 5 + 100 + (11 + 1) * 2, "the last one is the final test"
+    assert KNOWN.seconds(config.replace(eval_every=50_000)) == 5 + 100 + (4 + 1) * 2
 
 
 def test_text_of_estimates_and_speeds() -> None:
     config = RunConfig(total_steps=90_000, eval_every=90_000)
     assert advice.estimate(config, KNOWN, machine()) == (
-        "about 69 s on this machine (1,500 steps/s; with start and evaluations), free of charge"
+        "about 71 s on this machine (1,500 steps/s; with start and evaluations), free of charge"
     )
     assert advice.estimate(config, KNOWN, machine(place="Azure")) == (
-        "about 69 s on this machine (1,500 steps/s; with start and evaluations)"
+        "about 71 s on this machine (1,500 steps/s; with start and evaluations)"
     )
     assert str(KNOWN).splitlines()[1:] == [
         "     4,000  bare physics",

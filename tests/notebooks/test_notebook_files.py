@@ -83,7 +83,7 @@ def test_parameters_are_plain_and_named_as_in_a_config(path: Path) -> None:
     said = {field.name: field.metadata["help"] for field in dataclasses.fields(RunConfig)}
     assert all(found["help"] == said.get(name, found["help"] or "nothing") for name, found in parameters.items())
     if path.stem == "01_train":
-        assert set(parameters) - NOT_OF_CONFIG == fields - {"threads"}
+        assert set(parameters) - NOT_OF_CONFIG == fields
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

@@ -22,7 +22,7 @@ from kit.ui.chart import (
     thinned,
     ticks,
 )
-from kit.ui.learning import SMOOTH, Curve
+from kit.ui.learning import SMOOTH, Curve, smoothed
 
 NONE = np.empty((0, 2))
 
@@ -81,6 +81,13 @@ def test_learning_is_read_from_metrics_and_only_training_is_smoothed() -> None:
     assert success.evaluation.tolist() == [[3, 0.5]]
     assert returned.evaluation.tolist() == [[3, 7.0]]
     assert len(returned.training) == 0, "NaN must be left out"
+
+
+def test_a_spike_does_not_blur_the_smoothed_values_after_it() -> None:
+    values = np.array([1.0, 1e18, *range(2, 9)])
+    points = np.stack([np.arange(9.0), values], axis=1)
+    assert smoothed(points, 1).tolist() == points.tolist()
+    assert smoothed(points, 2)[2:, 1].tolist() == [5e17, *np.arange(2.5, 8)]
 
 
 def test_the_teachers_score_is_a_dashed_line_within_the_range() -> None:

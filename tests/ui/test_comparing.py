@@ -53,6 +53,11 @@ def test_the_score_is_that_of_the_final_test_if_all_runs_have_one(tmp_path: Path
     assert comparing.standings([*runs, old]).score.item() == pytest.approx(2.9 / 3), "scored by evaluations"
     scores = comparing.RunScores.of(runs[0])
     assert (scores.episodes, scores.without_test().episodes) == (500, 20), "each score must have its number of episodes"
+    with (runs[0].path / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 400, "eval/success_rate": 0.9, "eval/mean_return": 9.0}) + "\n")
+    assert comparing.RunScores.of(runs[0]).last == 0.6, "finished"
+    set_status(runs[0].path, state="interrupted")
+    assert comparing.RunScores.of(runs[0]).last == 0.9, "it trains longer than until the test"
 
 
 def branched(folder: Path, name: str, parent: str, step: int, **config: Any) -> Run:
@@ -167,7 +172,7 @@ def test_a_run_that_is_not_finished_does_not_count_in_the_verdict(tmp_path: Path
     assert comparing.compare([ended, half]).text.startswith("Reach: SAC and PPO are not measurably different")
     set_status(half.path, state="interrupted")
     page = comparing.compare([ended, half])
-    assert page.text.startswith("Reach: PPO reached 50 %.") and "left out of the verdict" in page.text
+    assert page.text.startswith("Reach: PPO reached 50 %.") and "Not finished: half. Their configs are" in page.text
     assert "PPO: ended. SAC: half." in page.text, "the runs must be named"
     assert comparing.compare([half]).text.startswith("Reach: SAC reached 90 %."), "nothing else is there"
 

@@ -8,17 +8,19 @@ import subprocess
 import time
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from kit.errors import UserError
 from kit.format.leftovers import temporary
 from kit.machine.gpu import Summary
-from kit.runs import control
+from kit.runs import control, directory
 from kit.runs.video import View
 from kit.trust import permit
 from kit.ui import dashboard as dashboard_module
-from kit.ui import style, videos
+from kit.ui import gallery, style, videos
 from kit.ui.dashboard import Dashboard, charts
 from kit.ui.metric_charts import MetricCharts
 from tests.ui.fabricate import at_work, make_run, set_status, text_of, wait_for, watch_to_the_end
@@ -89,6 +91,9 @@ def test_the_session_clock_and_an_idle_gpu(tmp_path: Path) -> None:
     now = run.status()
     left = dashboard_module.session_left_s(run, now)
     assert left == pytest.approx(1800, abs=10)
+    set_status(run.path, state="starting")  # as after Resume: `started` is still that of the last session
+    with directory.lock(run.path):
+        assert dashboard_module.session_left_s(run, run.status()) is None
     idle, busy = (
         {phase: asdict(Summary(30, percent, 10**10, 50.0, 70.0)) for phase, percent in load.items()}
         for load in ({"rollout": 22.0, "update": 2.0}, {"rollout": 98.0, "update": 82.0})
@@ -143,6 +148,32 @@ def test_missing_video_names_a_policy_without_a_video(tmp_path: Path) -> None:
         assert run.videos == [video.path]
 
 
+def test_a_task_without_a_camera_has_no_video(tmp_path: Path) -> None:
+    run = make_run(tmp_path, config={"env": "tests.envs.slide:Slide"})
+    permit(run.config, trust=True)
+    (run.path / "checkpoints" / "step_000000600").mkdir()
+    assert videos.missing_video(run) is None and videos.record_last(run) == ""
+    with pytest.raises(UserError, match=r"env='tests\.envs\.slide:Slide' has no camera"):
+        gallery.from_cameras(run)
+
+
+def test_a_policy_trained_anew_has_another_video_and_poster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(tmp_path)
+    saved = run.path / "checkpoints" / "step_000000600"
+    saved.mkdir()
+    view = View(run, 600, "front")
+    assert videos.PolicyVideo((view,)).path == (first := videos.PolicyVideo((view,)).path)
+    os.utime(saved, (1, 1))
+    assert videos.PolicyVideo((view,)).path != first
+    monkeypatch.setattr(videos, "find_spec", lambda name: True)
+    monkeypatch.setattr(subprocess, "run", lambda command, **_: SimpleNamespace(stdout=film.read_bytes()))
+    film = tmp_path / "film.mp4"
+    for text in (b"old", b"new"):
+        film.write_bytes(text)
+        os.utime(film, ns=(0, len(text) + text[0]))
+        assert videos.poster(film) == text
+
+
 def test_a_recording_that_fails_says_why(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     (run.path / "checkpoints" / "step_000000600").mkdir()
@@ -174,11 +205,13 @@ def test_any_metric_can_be_charted_with_another_run_and_zoomed(tmp_path: Path) -
     assert "time/fps, step 300: 50" in charts.chart.value and "step 400" not in charts.chart.value
     charts.other.value = "other"
     assert "time/fps, other, step 200: 50" in charts.chart.value
-    rows = [{"step": 700, "eval/reward/near": 1.0, "eval/reward/energy": -2.0}]
+    rows = [{"step": 700, "train/learning_rate": 3e-4, "eval/reward/near": 1.0, "eval/reward/energy": -2.0}]
     with (run.path / "metrics.jsonl").open("a") as file:
         file.write("".join(json.dumps(row) + "\n" for row in rows))
     charts.draw()
     assert charts.metric.value == "time/fps", "a new metric must not change the choice"
+    charts.metric.value, charts.range.value = "train/learning_rate", (0, 100)
+    assert "train/learning_rate, step 700: 0.0003" in charts.chart.value, "it is no percentage"
     charts.metric.value, charts.range.value = "Reward terms", (0, 100)
     charts.attach(other)
     assert charts.metric.value != "Reward terms", "this run has none"

@@ -54,7 +54,7 @@ def test_the_slider_selects_the_page_of_a_step(played: Episode) -> None:
 def test_worst_selects_the_first_episode_of_the_video_of_failures(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     module = import_module("kit.ui.episode")  # the name is also a function of kit.ui
     monkeypatch.setattr(module, "failures_first", lambda run, step: ([2, 0, 1], "1 of 3 episodes failed"))
-    assert ", episode 3: " in repr(kit.ui.episode(run, 0, "worst"))
+    assert ", episode 2: " in repr(kit.ui.episode(run, 0, "worst"))
     with pytest.raises(kit.UserError, match=r"episode='bad' must be a whole number"):
         kit.ui.episode(run, 0, "bad")
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from kit.runs import control
 from kit.runs.run import Run
 from kit.ui import headless
 from tests.ui.fabricate import make_run, set_status
@@ -55,6 +56,18 @@ def test_follow_raises_if_the_run_fails(tmp_path: Path) -> None:
     with pytest.raises(headless.RunFailed, match="the disk is full") as raised:
         headless.follow(run)
     assert "Traceback" in str(raised.value)
+
+
+def test_an_interrupt_stops_the_run_and_stays_an_interrupt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(tmp_path)
+
+    def wait(self: Run, timeout: float | None = None, **_: Any) -> None:
+        raise KeyboardInterrupt if timeout is None else TimeoutError
+
+    monkeypatch.setattr(Run, "wait", wait)
+    with pytest.raises(KeyboardInterrupt):
+        headless.follow(run)
+    assert control.take(run.path) == ["stop"]
 
 
 def test_follow_prints_how_to_resume_an_interrupted_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,6 +23,7 @@ from kit.measure.speed import Speed
 from kit.runs.api import create
 from kit.runs.run import Run
 from kit.trainers import algorithm
+from kit.ui import dashboard, hyper
 from kit.ui import panel as panel_module
 from kit.ui.as_code import as_code
 from kit.ui.form import Form
@@ -143,7 +144,8 @@ CONFIG = RunConfig(
     env="Ant",
     total_steps=5000,
     n_envs=4,
-    overrides={"gamma": 0.98, "policy_kwargs": {"net_arch": [8]}},
+    threads=2,
+    overrides={"gamma": 0.98, "learning_rate": 5e-5, "policy_kwargs": {"net_arch": [8]}},
     store="it's here",
 )
 
@@ -219,6 +221,46 @@ def test_text_typed_while_fields_are_filled_is_kept(panel: TrainPanel) -> None:
     hyper.entries["n_steps"].value = "100"
     wait_for(lambda: hyper.entries["gamma"].value == "0.9" and "kit-changed" in hyper.entries["gamma"]._dom_classes)
     assert panel.config.overrides == {"n_steps": 100, "gamma": 0.9}
+
+
+@pytest.mark.parametrize(
+    ("name", "typed", "value"),
+    [("learning_rate", "3e-4", 3e-4), ("gae_lambda", "0.", 0), ("n_steps", "1e3", 1000), ("net_arch", "8, 8", [8, 8])],
+)
+def test_a_hyperparameter_stays_as_it_was_typed(panel: TrainPanel, name: str, typed: str, value: Any) -> None:
+    wait_for(lambda: name in panel.form.hyper.entries and panel.form.hyper.entries[name].placeholder)
+    entry = panel.form.hyper.entries[name]
+    entry.value = typed
+    wait_for(lambda: "kit-changed" in entry._dom_classes)
+    assert entry.value == typed and "must be" not in panel.label.value
+    assert panel.config.overrides in ({name: value}, {"policy_kwargs": {name: value}})
+
+
+def test_values_computed_before_the_last_edit_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    form = Hyperparameters(ipywidgets, lambda overrides: None)
+    form.show(RunConfig(), RunConfig())
+    gamma = form.entries["gamma"]
+
+    def resolve(config: RunConfig) -> RunConfig:
+        gamma.value = "0.9"  # typed while the values are computed
+        return config
+
+    monkeypatch.setattr(hyper, "resolve", resolve)
+    form.show(RunConfig(overrides={"gamma": 0.0}), RunConfig())
+    assert gamma.value == "0.9"
+
+
+def test_an_edit_reads_no_run_that_is_not_at_work(
+    panel: TrainPanel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("one", "two"):
+        make_run(tmp_path, name)
+    panel.estimator.cancel()
+    read = list[str]()
+    monkeypatch.setattr(Run, "status", lambda self: read.append(self.name) or {})
+    panel.form.entries["seed"].value = "1"
+    panel._beat()
+    assert not read
 
 
 def test_a_price_can_be_set(panel: TrainPanel) -> None:
@@ -428,6 +470,39 @@ def test_a_person_can_keep_the_session_open(
     watch_to_the_end(panel)
     assert ended == ([] if press else [True])
     assert ("stays open" in text_of(panel, "kit-message")) == press
+    panel.estimator.cancel()
+
+
+@pytest.mark.parametrize("during", ["the last video", "the notice"])
+def test_the_session_does_not_end_while_another_run_trains(
+    during: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[bool] = []
+    recording, recorded, changes = threading.Event(), threading.Event(), list[str]()
+
+    def record_last(run: Run) -> str:
+        recording.set()
+        recorded.wait(60)
+        return ""
+
+    monkeypatch.setattr(panel_module.host, "session_ender", lambda: lambda: ended.append(True))
+    monkeypatch.setattr(panel_module, "NOTICE_S", 3)
+    monkeypatch.setattr(dashboard.videos, "missing_video", lambda run: during == "the last video")
+    monkeypatch.setattr(dashboard.videos, "record_last", record_last)
+    panel = TrainPanel(RunConfig(runs_dir=str(tmp_path)), end_session=True).show()
+    panel.on_change.append(lambda run: changes.append(run.name))
+    store = {"url": "hf://me/runs", "step": 600, "time": 1.0, "state": "ok", "error": ""}
+    panel.attach(make_run(tmp_path, "done", config={"store": str(tmp_path)}, store=store))
+    first = panel._watching
+    wait_for(lambda: recording.is_set() or "ends in" in text_of(panel, "kit-message"))
+    with at_work(make_run(tmp_path, "next")):
+        if during == "the last video":
+            panel.attach(Run(tmp_path / "next"))
+        recorded.set()
+        first.join(20)
+        assert not first.is_alive() and not ended and panel.keep_button.layout.display == "none"
+        assert changes.count("done") == 2, "when the run was shown, and when it ended"
+    watch_to_the_end(panel)
     panel.estimator.cancel()
 
 

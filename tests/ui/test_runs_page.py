@@ -110,9 +110,17 @@ def test_a_running_run_can_be_watched_and_not_deleted(page: RunsPage, tmp_path: 
         press(page, "open")
         head = page._below.children[0].children[2]
         wait_for(lambda: "busy" in head.value and "training" in head.value)
+        press(page, "open")
+        wait_for(lambda: [thread.name for thread in threading.enumerate()].count("watch-busy") == 1)
         press(page, "delete")
         page.sure_button.click()
         assert "is at work; stop it first" in page._message.value and run.path.exists()
+
+
+def test_a_store_and_a_folder_that_does_not_exist_are_named(tmp_path: Path) -> None:
+    with pytest.raises(kit.UserError, match=r"hf://me/runs is a store; kit\.runs"):
+        RunsPage("hf://me/runs").show()
+    assert "rusn is not a folder; correct its name" in RunsPage(tmp_path / "rusn").show()._head.value
 
 
 def test_ticked_runs_are_compared_below(page: RunsPage) -> None:

@@ -5,11 +5,18 @@ from __future__ import annotations
 import html
 import re
 
+import numpy as np
 import pytest
+from gymnasium.spaces import Box
 
 from kit.envs import names
+from kit.envs.task_info import TaskInfo
 from kit.errors import UserError
 from kit.ui import task
+from kit.ui.fold import PageFold
+from kit.ui.style import Page
+from kit.ui.task import observation_fields
+from tests.ui.fabricate import wait_for
 
 
 def lines(page) -> list[str]:
@@ -51,6 +58,30 @@ def test_pages_of_a_gymnasium_env_and_of_a_users_task():
     assert "4 numbers" in said and "1 one of 2 choices" in said and "ends after 500 steps, 10 s" in said
     said = lines(task("tests.envs.corridor:Corridor"))
     assert " picture: images of 36 × 36 pixels" in said and "ends after 12 steps, 1.2 s" in said
+
+
+@pytest.mark.parametrize("shape", [(210, 160, 3), (3, 210, 160), (4, 210, 160)])
+def test_images_are_described_by_width_and_height(shape):
+    (field,) = observation_fields(Box(0, 255, shape, np.uint8), TaskInfo())
+    assert field.what == "images of 160 × 210 pixels"
+
+
+def test_a_page_that_failed_is_made_again():
+    made = []
+
+    def make(name):
+        made.append(name)
+        if len(made) == 1:
+            raise ValueError("no connection")
+        return Page(name, f"about {name}")
+
+    fold = PageFold(pytest.importorskip("ipywidgets"), "title", "name", make)
+    fold.choose("Reach")
+    fold.is_open = True
+    wait_for(lambda: "no connection" in fold.page.value)
+    fold.is_open = False
+    fold.is_open = True
+    wait_for(lambda: "about Reach" in fold.page.value)
 
 
 def test_an_unknown_task_is_refused():
