@@ -27,7 +27,7 @@ OWN = ("kit", "gymnasium")
 ROBOT_TASKS = ("joystick", "reach")
 """Envs "joystick:ROBOT" and "reach:ROBOT" are kit's own tasks; ROBOT is a model, not a module."""
 TRUSTED_VARIABLE = "KIT_TRUSTED"
-"""Environment variable of child processes: the names that their parent trusts, one per line."""
+"""Environment variable of child processes: the modules and names that their parent trusts, one per line."""
 
 _trusted = set(filter(None, os.environ.get(TRUSTED_VARIABLE, "").split("\n")))
 
@@ -78,10 +78,15 @@ def permit(config: Config, trust: bool = False) -> None:
     for field in NAMES:
         name: str = getattr(config, field)
         if trust:
-            _trusted.add(str(name))
+            _trusted.add(_key(name))
         module = name.partition(":")[0]
         if ":" in name and not (field == "env" and module in ROBOT_TASKS):  # joystick:ROBOT names no module
             check(name, module)
+
+
+def _key(name: str) -> str:
+    """Return the entry of a trusted name in `_trusted`. Unlike a module's, it contains a colon: for example "Ant:"."""
+    return str(name) if ":" in name else f"{name}:"
 
 
 def check(name: str, module: str) -> None:
@@ -95,7 +100,7 @@ def check(name: str, module: str) -> None:
     if module in _trusted or module.partition(".")[0] in OWN:
         return
     file = _file(module)
-    if isinstance(name, FromFile) and name not in _trusted and module not in sys.modules:
+    if isinstance(name, FromFile) and _key(name) not in _trusted and module not in sys.modules:
         needs_trust = name.of_run or _downloaded_with(file, name.source.parent)
         if needs_trust and f"{module}\t{file}" not in _remembered():
             raise UserError(
@@ -119,7 +124,7 @@ def trusted_environment() -> dict[str, str]:
 
 
 def _downloaded_with(file: str | None, folder: Path) -> bool:
-    """Return whether `file` lies below the working directory, in `folder` or in a run's folder.
+    """Return whether `file` is in a subfolder of the working directory that is `folder`, or a run's, or inside one.
 
     Such a file was probably downloaded together with the config in `folder`. The working directory is on the module
     path, so a dotted name can import files from its subfolders.

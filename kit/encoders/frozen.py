@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium import Space, spaces
+from stable_baselines3.common.preprocessing import preprocess_obs
 
 from kit.encoders.extractor import ImageExtractor
 from kit.envs.obs import PolicyView
@@ -25,6 +26,8 @@ class FrozenView(PolicyView):
     def __init__(self, space: Space, encoder: ImageExtractor, names: Collection[str] | None = None) -> None:
         """`names` are the entries of the Dict `space` that the encoder reads; None means all."""
         self._policy_view = PolicyView(space, names)
+        inner = self._policy_view.space
+        self._spaces = inner.spaces if isinstance(inner, spaces.Dict) else {"": inner}
         self._encoder = encoder.eval().requires_grad_(False)
         width = encoder.image_width + encoder.features_dim - encoder.features
         self.space = spaces.Box(-np.inf, np.inf, (width,), np.float32)
@@ -36,8 +39,12 @@ class FrozenView(PolicyView):
         viewed: Any = self._policy_view(obs)
         entries = viewed if isinstance(viewed, dict) else {"": viewed}
         device = next(iter(entries.values())).device
+        numbers: dict[str, Any] = {  # as SB3's policies do for other encoders: discrete entries become one-hot
+            name: preprocess_obs(entries[name], self._spaces[name], normalize_images=False)
+            for name in self._encoder.vectors
+        }
         with torch.no_grad():
-            return self._encoder.to(device).look(entries)
+            return self._encoder.to(device).look({**entries, **numbers})
 
     def state(self) -> dict[str, Any]:
         return {"sha256": self.sha256}

@@ -41,10 +41,17 @@ class Curriculum:
     measure: str = "success"
     """Entry of the step's info that is measured when an episode ends: "success", or a metric of the task."""
     at_least: float = 0.8
-    """Go on when the running mean of `measure` reaches this value. In training, actions have exploration noise."""
+    """Go on when the running mean of `measure` reaches this value, above 0. In training, actions have exploration
+    noise."""
     episodes: int = 100
     """Window of the running mean, an exponential moving average with weight 1/episodes per episode. It is 0 when a
     stage starts, and is compared with `at_least` every `CHECK_EVERY` steps."""
+
+    def __post_init__(self) -> None:
+        value = self.at_least
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+            what = f"curriculum at_least={value!r} must be a number above 0"
+            raise UserError(f"{what}, such as 0.8, because the running mean of {self.measure!r} starts at 0.")
 
 
 def chosen(env: str, own: Curriculum | None, option: Any) -> Curriculum | None:
@@ -60,10 +67,6 @@ def chosen(env: str, own: Curriculum | None, option: Any) -> Curriculum | None:
     allowed = {"at_least": own.at_least, "episodes": own.episodes}
     check_names("env_options curriculum", option, "the curriculum", allowed)
     changed = dataclasses.replace(own, **option)
-    if isinstance(changed.at_least, bool) or not isinstance(changed.at_least, int | float) or not math.isfinite(
-        changed.at_least
-    ):
-        raise UserError(f"env_options curriculum at_least={changed.at_least!r} must be a number, such as 0.8.")
     check_whole("env_options curriculum episodes", changed.episodes, 1)
     return changed
 
@@ -98,8 +101,6 @@ class Stages:
 
     def _count(self, done: torch.Tensor, info: Mapping[str, Any]) -> None:
         measure = self._curriculum.measure
-        if measure not in info:
-            raise UserError(f"the curriculum measures {measure!r}, which the task's info lacks; name one it has.")
         measures = torch.where(done, info[measure], 0).to(self._sums).nan_to_num(0.0)  # NaN: diverged physics
         self._sums += torch.stack([done.to(self._sums), measures]).sum(1)
 

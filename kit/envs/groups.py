@@ -80,6 +80,8 @@ def check(groups: Groups, space: gymnasium.Space) -> None:
     if not groups.get(POLICY):
         raise UserError(f"obs_groups={dict(groups)!r} has no group 'policy'; add one with the policy's entries.")
     for group, names in groups.items():
+        if not names:
+            raise UserError(f"obs_groups {group!r} has no entries; name some, or leave the group out.")
         for name in names:
             if name not in space.spaces:
                 raise UserError(

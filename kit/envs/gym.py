@@ -10,12 +10,13 @@ import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
+from kit.envs.contract import TOTALS
 from kit.envs.obs import Obs, tree_map
 from kit.envs.registry import make_task
 from kit.envs.vec import TensorEnv
 
 Infos = dict[str, Any]
-_TOTALS = ("final_obs", "episode_return", "episode_length")
+_ADDED = ("final_obs", *TOTALS)
 """Entries of kit's `info` that are not metrics. `TaskVectorEnv` returns "final_obs" as Gymnasium's vector envs do."""
 
 
@@ -145,4 +146,4 @@ def _numpy(obs: Obs, index: int | None = None) -> Any:
 
 def _rename(info: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return the task's metrics, with "success" under Gymnasium's usual name "is_success"."""
-    return {"is_success" if name == "success" else name: v for name, v in info.items() if name not in _TOTALS}
+    return {"is_success" if name == "success" else name: v for name, v in info.items() if name not in _ADDED}

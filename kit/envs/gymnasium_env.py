@@ -18,7 +18,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
 
 from kit.envs.contract import BatchEnv, Step
 from kit.envs.groups import check
-from kit.envs.obs import Groups, Obs, entries, tree_map
+from kit.envs.obs import Groups, Obs, entries, prefixed, tree_map, with_prefix
 from kit.envs.outputs import check_spaces
 from kit.envs.task import NO_GOAL_REWARD
 from kit.errors import UserError
@@ -69,7 +69,7 @@ class GymnasiumEnv(BatchEnv):
             if self.snapshots
             else f"{name} cannot save the state of its envs, so a resumed run starts new episodes in them."
         )
-        self.episode_steps = (env.max_episode_steps if isinstance(env, EnvSpec) else None) or 1000
+        self.episode_steps = self.vec_env.get_attr("time_limit", 0)[0] or 1000
         self.control_dt_s = 1 / (self.vec_env.get_attr("metadata", 0)[0].get("render_fps") or 30)
         self._return = torch.zeros(num_envs, dtype=torch.float64)
         self._length = torch.zeros(num_envs, dtype=torch.int64)
@@ -154,7 +154,8 @@ class GymnasiumEnv(BatchEnv):
         if not self.snapshots:
             return common
         states = self.vec_env.env_method("snapshot")
-        return common | {f"world.{name}": torch.from_numpy(np.stack([s[name] for s in states])) for name in states[0]}
+        worlds = {name: torch.from_numpy(np.stack([state[name] for state in states])) for name in states[0]}
+        return common | prefixed("world", worlds)
 
     def restore(self, snapshot: dict[str, torch.Tensor]) -> None:
         """Load `snapshot`, taken from an env of the same id and size.
@@ -165,9 +166,9 @@ class GymnasiumEnv(BatchEnv):
         if not self.snapshots:
             self.reset(int(snapshot["seed"]) + int(snapshot["length"].sum()) + 1)
             return
-        own = {name[6:]: value.cpu().numpy() for name, value in snapshot.items() if name.startswith("world.")}
+        worlds = {name: value.cpu().numpy() for name, value in with_prefix("world", snapshot).items()}
         for i in range(self.num_envs):
-            rows = {name: value[i] for name, value in own.items()}
+            rows = {name: value[i] for name, value in worlds.items()}
             self.vec_env.env_method("restore", rows, indices=i)
         self._return.copy_(snapshot["return"])
         self._length.copy_(snapshot["length"])
@@ -175,10 +176,15 @@ class GymnasiumEnv(BatchEnv):
     def render(self, cameras: tuple[str, ...] | None = None, height: int = 240, width: int = 320) -> torch.Tensor:
         """Render the current state of all envs as uint8 (n, 1, height, width, 3). There is one camera.
 
-        Raises `UserError` if a package for rendering, such as pygame, is missing.
+        Raises `UserError` if the env has no images, or a package for rendering, such as pygame, is missing.
         """
         try:
             images = np.stack(self.vec_env.env_method("image", height, width))
+        except NotImplementedError:
+            raise UserError(
+                f"env={self._name!r} cannot be rendered: its render() returns no image; let it return one, uint8 "
+                "(H, W, 3), for render_mode='rgb_array'."
+            ) from None
         except gymnasium.error.DependencyNotInstalled as error:
             raise UserError(f"env={self._name!r} cannot be rendered: {str(error).rstrip('.')}.") from None
         return torch.from_numpy(images).unsqueeze(1)
@@ -191,7 +197,7 @@ def _maker(env: EnvSpec | type[gymnasium.Env], name: str, options: dict[str, Any
     def make() -> gymnasium.Env:
         try:
             if isinstance(env, EnvSpec):
-                made = gymnasium.make(env, render_mode="rgb_array", **options)
+                made = _made(env, options)
             else:
                 mode = {"render_mode": "rgb_array"} if "render_mode" in inspect.signature(env).parameters else {}
                 made = OrderEnforcing(env(**mode, **options))
@@ -200,6 +206,14 @@ def _maker(env: EnvSpec | type[gymnasium.Env], name: str, options: dict[str, Any
         return _Snapshots(_flattened(made))
 
     return make
+
+
+def _made(env: EnvSpec, options: dict[str, Any]) -> gymnasium.Env:
+    """Make `env` for images, or without a render mode if its constructor has no such parameter."""
+    try:
+        return gymnasium.make(env, render_mode="rgb_array", **options)
+    except TypeError:  # if the cause is another, it is raised again
+        return gymnasium.make(env, **options)
 
 
 def _flattened(env: gymnasium.Env) -> gymnasium.Env:
@@ -231,6 +245,7 @@ class _Snapshots(gymnasium.Wrapper):
         while isinstance(layers[-1], gymnasium.Wrapper):
             layers.append(layers[-1].env)
         self._clock: Any = next((layer for layer in layers if isinstance(layer, TimeLimit)), None)
+        self.time_limit: int | None = None if self._clock is None else self._clock._max_episode_steps
 
     def _derived(self) -> dict[str, np.ndarray]:
         data = self.env.unwrapped.data  # type: ignore[attr-defined]
@@ -266,6 +281,8 @@ class _Snapshots(gymnasium.Wrapper):
 
             return render_data(inner.model, inner.data, height, width).numpy()
         image = np.asarray(self.env.render())
+        if image.ndim != 3:  # no render mode: None
+            raise NotImplementedError
         rows = np.arange(height) * image.shape[0] // height
         columns = np.arange(width) * image.shape[1] // width
         return image[rows][:, columns]

@@ -51,6 +51,16 @@ def from_leaves(name: str, columns: Mapping[str, Any]) -> Any:
     return {key: from_leaves(f"{name}.{key}", columns) for key in dict.fromkeys(keys)}
 
 
+def prefixed(prefix: str, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `state` under the names "prefix.name", as a part of a snapshot."""
+    return {f"{prefix}.{name}": value for name, value in state.items()}
+
+
+def with_prefix(prefix: str, snapshot: Mapping[str, Any]) -> dict[str, Any]:
+    """Undo `prefixed`: return the entries of `snapshot` named "prefix.name", as "name"."""
+    return {name[len(prefix) + 1 :]: value for name, value in snapshot.items() if name.startswith(f"{prefix}.")}
+
+
 def entries(nested: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Flatten a nested dict or Dict space into (name, value) pairs with names such as "hand/force"."""
     for key, value in nested.items():

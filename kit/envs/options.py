@@ -29,9 +29,10 @@ class Options:
             if not f.metadata:
                 continue
             value, low, high = getattr(self, f.name), f.metadata["low"], f.metadata["high"]
-            kinds = int if f.type == "int" else int | float
+            whole = f.type in ("int", int)  # text in modules with `from __future__ import annotations`
+            kinds = int if whole else int | float
             if isinstance(value, bool) or not isinstance(value, kinds) or not low <= value <= high:
-                kind = "whole number" if f.type == "int" else "number"
+                kind = "whole number" if whole else "number"
                 raise UserError(f"env_options {f.name}={value!r} must be a {kind} from {low:g} to {high:g}.")
 
     @classmethod

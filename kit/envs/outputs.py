@@ -13,13 +13,17 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
+from kit.envs.contract import TOTALS
 from kit.envs.obs import Obs, leaves
-from kit.envs.task import Task
+from kit.envs.task import MujocoTask, Task
 from kit.errors import UserError, suggest
 
 
 def check_spaces(name: str, observation_space: gymnasium.Space, action_space: gymnasium.Space) -> None:
     """Raise `UserError` if a space of the env `name` is one that SB3's policies do not fit."""
+    if not isinstance(action_space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
+        kinds = "Box, Discrete, MultiDiscrete or MultiBinary"
+        raise UserError(f"env={name!r}: action_space is a {type(action_space).__name__}; make it a {kinds}.")
     for what, space in (*leaves("observation_space", observation_space), *leaves("action_space", action_space)):
         start = np.ravel(getattr(space, "start", 0))
         if start.any():
@@ -35,9 +39,17 @@ def check_spaces(name: str, observation_space: gymnasium.Space, action_space: gy
         raise UserError(f"env={name!r}: action_space has no finite bounds; {hint}.")
 
 
+def check_declared(task: Task) -> None:
+    """Raise `UserError` if `task` lacks an attribute that `kit.envs.Task` declares without a value."""
+    of_model = ("model", "substeps") if isinstance(task, MujocoTask) else ("control_dt_s",)
+    for attribute in ("observation_space", "action_space", "episode_steps", *of_model):
+        if not hasattr(task, attribute):
+            raise UserError(f"env={task.name!r} has no {attribute}; set it in the class or in its constructor.")
+
+
 def check_first_obs(task: Task, obs: Obs, n: int) -> None:
     """Check the spaces and step counts of `task`, and what `observe` returned for `n` envs. Raises `UserError`."""
-    env = getattr(task, "name", type(task).__name__)  # tasks made without `make_task` may lack it
+    env = task.name
     check_spaces(env, task.observation_space, task.action_space)
     for name in ("episode_steps", "substeps"):
         if (value := getattr(task, name, 1)) < 1:
@@ -63,11 +75,18 @@ def check_first_step(
     require_finite(task, "reward()", reward, failed)
     for name, value in info.items():
         require(task, f"info()[{name!r}]", value, (n,))
+        if name in TOTALS:
+            raise UserError(f"env={task.name!r}: info() names a metric {name!r}, which the env adds; rename it.")
     rate = () if success is None else ("success_rate",)
     valid = ("mean_return", *rate, "std_return", "mean_length", *info)
     if task.score not in valid:
         what = f"score={task.score!r} is no metric of its evaluations"
         raise UserError(f"env={task.name!r}: {what}; {suggest(task.score, valid)}.")
+    if task.curriculum is not None and (measure := task.curriculum.measure) not in (
+        measured := (*TOTALS, *(() if success is None else ("success",)), *info)
+    ):
+        what = f"the curriculum measures {measure!r}, which the task's info lacks"
+        raise UserError(f"env={task.name!r}: {what}; {suggest(measure, measured)}.")
 
 
 def _check_obs(

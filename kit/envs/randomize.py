@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 
 OPTION = "randomize"
 """Name of this option in env_options."""
-ACTIVE = "active"
-"""Entry of `Randomizer.state`: whether each env's episode is randomised."""
+AGE, ACTIVE, LATE = "age", "active", "late"
+"""Entries of `Randomizer.state`: steps since each env's episode began, whether it is randomised, actions on their way.
+"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -157,6 +158,11 @@ class Randomizer:
         """Term -> its current random numbers, (n, 1), or (n, rows) with `each`. Observation noise is not kept."""
         for name, term in terms.items():
             width, dtype = 1, torch.float32
+            if name in (AGE, ACTIVE, LATE):
+                raise UserError(f"random_terms {name!r} is a name that snapshots use; rename the term.")
+            if isinstance(term, ObservationNoise) and term.every_s is not None:
+                what = f"random_terms {name!r} has every_s={term.every_s!r}"
+                raise UserError(f"{what}, but observation noise is drawn at every step; leave every_s out.")
             if isinstance(term, ModelTerm):
                 if sim is None:
                     raise UserError(f"env_options randomize {name!r} changes a MuJoCo model, and this task has none.")
@@ -171,7 +177,7 @@ class Randomizer:
             if not isinstance(term, ObservationNoise):
                 self.drawn[name] = torch.zeros(n, width, dtype=dtype, device=device)
         self._age = torch.zeros(n, dtype=torch.int64, device=device)
-        self._recent: torch.Tensor | None = None  # (n, longest delay + 1, act), newest action first
+        self._recent: torch.Tensor | None = None  # (n, longest delay + 1, ...), newest action first
 
     def reset(self, envs: torch.Tensor, generator: torch.Generator) -> None:
         """Draw all terms for the new episodes of the envs where `envs` (n,) bool is True."""
@@ -179,7 +185,7 @@ class Randomizer:
             self.active.copy_(torch.where(envs, self._is_on(), self.active))
         self._age.masked_fill_(envs, 0)
         if self._recent is not None:
-            self._recent.masked_fill_(envs.view(-1, 1, 1), 0.0)
+            self._recent.masked_fill_(envs.view(-1, *[1] * (self._recent.ndim - 1)), 0)
         self._draw(dict.fromkeys(self.drawn, envs), generator)
 
     def apply(self, drawn: Mapping[str, torch.Tensor]) -> None:
@@ -266,14 +272,14 @@ class Randomizer:
 
     def state(self) -> dict[str, torch.Tensor]:
         """Copy the random numbers, step counts and stored actions. Model fields are in the simulator's snapshot."""
-        recent = {} if self._recent is None else {"late": self._recent.clone()}
+        recent = {} if self._recent is None else {LATE: self._recent.clone()}
         drawn = {name: number.clone() for name, number in self.drawn.items()}
-        return {"age": self._age.clone(), ACTIVE: self.active.clone(), **drawn, **recent}
+        return {AGE: self._age.clone(), ACTIVE: self.active.clone(), **drawn, **recent}
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        self._age.copy_(state["age"])
+        self._age.copy_(state[AGE])
         if ACTIVE in state:  # snapshots of kit 0.2 lack it
             self.active.copy_(state[ACTIVE])
         for name, value in self.drawn.items():
             value.copy_(state[name])
-        self._recent = state["late"].to(self._age.device, copy=True) if "late" in state else None
+        self._recent = state[LATE].to(self._age.device, copy=True) if LATE in state else None

@@ -103,7 +103,7 @@ def make_vec(
         return TensorEnv(make_task(env, **env_options or {}), n_envs, device, seed, threads)
     from kit.envs.gymnasium_env import GymnasiumEnv
 
-    return GymnasiumEnv(entry, n_envs, device, seed, **env_options or {})
+    return GymnasiumEnv(entry, n_envs, device, seed, **_free(env, env_options or {}))
 
 
 def make_task(name: str, /, **options: object) -> Task:
@@ -176,7 +176,9 @@ def _describe(env: str, entry: Any, options: dict[str, Any]) -> Spaces:
     if _is_task(entry):
         task = _construct(env, entry, options)
         from kit.envs.groups import delivered_obs
+        from kit.envs.outputs import check_declared
 
+        check_declared(task)
         obs = delivered_obs(task)
         return Spaces(
             obs.observation_space, task.action_space, True, hasattr(task, "model"), obs.obs_groups,
@@ -184,7 +186,7 @@ def _describe(env: str, entry: Any, options: dict[str, Any]) -> Spaces:
         )  # fmt: skip
     from kit.envs.gymnasium_env import GymnasiumEnv
 
-    one = GymnasiumEnv(entry, 1, **options)
+    one = GymnasiumEnv(entry, 1, **_free(env, options))
     one.close()
     return Spaces(one.observation_space, one.action_space, False, obs_groups=one.obs_groups)
 
@@ -257,7 +259,7 @@ def child_environ(config: RunConfig) -> dict[str, str]:
     if not isinstance(entry, EnvSpec) or entry.id.startswith("kit/"):
         return variables
     point: Any = entry.entry_point
-    if callable(point) and point.__module__ != "__main__":
+    if hasattr(point, "__qualname__") and point.__module__ != "__main__":  # functools.partial has none
         entry = dataclasses.replace(entry, entry_point=f"{point.__module__}:{point.__qualname__}")
     if entry.entry_point is None or callable(entry.entry_point):
         raise UserError(
@@ -293,8 +295,17 @@ def _construct(name: str, task: Any, options: Mapping[str, object]) -> Task:
     if group_names is not None:
         made.groups = groups.requested(name, made, group_names)
     if stages is not None:
-        made.curriculum = curriculum.chosen(name, made.curriculum, stages)
+        own, made.curriculum = made.curriculum, curriculum.chosen(name, made.curriculum, stages)
+        made.switched_off = own if made.curriculum is None else None
     return made
+
+
+def _free(env: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return `options` of a Gymnasium env. Raises `UserError` for one that kit itself sets."""
+    for name in ("env", "num_envs", "device", "seed"):
+        if name in options:
+            raise UserError(f"env_options {name}={options[name]!r}: kit sets this for env={env!r}; leave it out.")
+    return options
 
 
 def _check_names(env: str, task: type, options: Mapping[str, object]) -> None:
@@ -308,6 +319,8 @@ def _check_names(env: str, task: type, options: Mapping[str, object]) -> None:
 
 
 def _import(env: str, module: str) -> Any:
+    if module.endswith(".py") or not all(part.isidentifier() for part in module.split(".")):
+        raise UserError(f"env={env!r}: {module!r} is no module's name; write module:Class, without folder or .py.")
     trust.check(env, module)
     try:
         return importlib.import_module(module)

@@ -13,7 +13,7 @@ from gymnasium import spaces
 
 from kit.envs.curriculum import Curriculum
 from kit.envs.mirror import Mirror
-from kit.envs.obs import CRITIC, POLICY, Groups, Obs, tree_map
+from kit.envs.obs import CRITIC, POLICY, Groups, Obs, prefixed, tree_map, with_prefix
 from kit.envs.randomize import Term
 from kit.envs.task_info import TaskInfo
 from kit.errors import UserError
@@ -80,6 +80,8 @@ class Task(ABC):
     """Terms that env_options `randomize` switches on; set before `build`."""
     curriculum: Curriculum | None = None
     """Stages to train on, from easy to the task itself. See `kit.envs.curriculum`."""
+    switched_off: Curriculum | None = None
+    """The task's curriculum if env_options `curriculum` is false; then `curriculum` is None."""
     stage: torch.Tensor
     """() int64: the current stage of the curriculum, set by the env before the first reset; outside training the last
     stage."""
@@ -185,11 +187,11 @@ class Task(ABC):
 
     def snapshot(self) -> dict[str, torch.Tensor]:
         """Copy the full state of all envs."""
-        return {f"task.{name}": value for name, value in self.state().items()}
+        return prefixed("task", self.state())
 
     def restore(self, snapshot: dict[str, torch.Tensor]) -> None:
         """Load a state returned by `snapshot`."""
-        self.load_state({name[5:]: value for name, value in snapshot.items() if name.startswith("task.")})
+        self.load_state(with_prefix("task", snapshot))
 
     def render(self, cameras: tuple[str, ...], height: int, width: int) -> torch.Tensor:
         """Render images for people, uint8 (n, len(cameras), height, width, 3)."""
@@ -238,13 +240,15 @@ class MujocoTask(Task):
         return self.sim.diverged()
 
     def snapshot(self) -> dict[str, torch.Tensor]:
-        return {**{f"sim.{name}": value for name, value in self.sim.snapshot().items()}, **super().snapshot()}
+        return {**prefixed("sim", self.sim.snapshot()), **super().snapshot()}
 
     def restore(self, snapshot: dict[str, torch.Tensor]) -> None:
-        self.sim.restore({name[4:]: value for name, value in snapshot.items() if name.startswith("sim.")})
+        self.sim.restore(with_prefix("sim", snapshot))
         super().restore(snapshot)
 
     def render(self, cameras: tuple[str, ...], height: int, width: int) -> torch.Tensor:
+        if not cameras:
+            raise UserError(f"env={self.name!r} has no camera; set `cameras` to names of cameras in its model.")
         return self.sim.render(cameras, height, width, shadows=self.shadows)
 
     def close(self) -> None:

@@ -16,8 +16,8 @@ from kit.envs.frames import FrameStacks
 from kit.envs.groups import delivered_obs
 from kit.envs.masks import maybe_any
 from kit.envs.mirror import Mirror
-from kit.envs.obs import POLICY, Obs, pick, select, tree_map
-from kit.envs.outputs import check_first_obs, check_first_step
+from kit.envs.obs import POLICY, Obs, pick, prefixed, select, tree_map, with_prefix
+from kit.envs.outputs import check_declared, check_first_obs, check_first_step
 from kit.envs.randomize import OPTION, Randomizer
 from kit.envs.task import MujocoTask, Task
 from kit.envs.task_info import TaskInfo
@@ -39,6 +39,9 @@ class TensorEnv(BatchEnv):
     ) -> None:
         """`dtype` is the type of floating-point observations and of rewards. Without `autoreset`, finished envs are not
         reset."""
+        if not hasattr(task, "name"):
+            task.name = type(task).__name__
+        check_declared(task)
         delivered = delivered_obs(task)
         task.build(num_envs, device, threads)
         self.task, self.num_envs, self.device, self.dtype = task, num_envs, task.device, dtype
@@ -62,7 +65,7 @@ class TensorEnv(BatchEnv):
         """(n,) random, shorter time limits of the first episodes, set by `start_training` if `Task.staggered`."""
         self._stages: Stages | None = None
         """Set by `start_training`; None: the task stays in the last stage of its curriculum."""
-        if declared := task.curriculum or type(task).curriculum:
+        if declared := task.curriculum or task.switched_off or type(task).curriculum:
             task.stage = torch.tensor(declared.stages - 1, device=self.device)
             self.stage = task.stage + self._extra_stages
         self._generator = torch.Generator(self.device)
@@ -100,7 +103,7 @@ class TensorEnv(BatchEnv):
         obs = self.task.observe()
         if not self._is_checked:
             check_first_obs(self.task, obs, self.num_envs)
-        return self._stacks.reset(self._deliver(obs))
+        return self._stacks.reset(tree_map(torch.clone, self._deliver(obs)))
 
     def start_training(self, seed: int | None = None, earlier: Mapping[str, torch.Tensor] | None = None) -> Obs:
         if earlier is not None:
@@ -137,7 +140,9 @@ class TensorEnv(BatchEnv):
         if not self._is_checked:
             check_first_step(task, self.num_envs, reward, terminated, success, failed, metrics)
             self._is_checked = True
-        if failed is not None:  # terminate with zeros, because NaN or infinity would spoil the networks
+        if failed is None:  # a copy, because the task may return its state, which the next step changes in place
+            obs = tree_map(torch.clone, obs)
+        else:  # terminate with zeros, because NaN or infinity would spoil the networks
             obs = select(failed, tree_map(torch.zeros_like, obs), obs)
             reward = torch.where(failed, 0.0, reward)
             terminated = terminated | failed
@@ -149,8 +154,8 @@ class TensorEnv(BatchEnv):
         if self._recorder is not None:
             self._recorder.after(failed, self._length)
         out_of_time = self._length >= (self.episode_steps if self._limit is None else self._limit)
-        truncated = out_of_time & ~terminated
         done = out_of_time | terminated
+        truncated = done ^ terminated
         info: Info = {"final_obs": obs, "episode_return": self._return, "episode_length": self._length, **metrics}
         if success is not None:
             info["success"] = success
@@ -158,6 +163,10 @@ class TensorEnv(BatchEnv):
         if self._stages is not None:
             self._stages.step(done, info)
         if self.autoreset and maybe_any(done):
+            # copies, because the task may return views of its state, which the reset changes in place
+            names = [*metrics, *(() if success is None else ("success",))]
+            reward, terminated, *copies = _copied(reward, terminated, *(info[name] for name in names))
+            info |= zip(names, copies, strict=True)
             self._reset_task(done)
             self._return = torch.where(done, 0.0, self._return)
             self._length = torch.where(done, 0, self._length)
@@ -207,9 +216,9 @@ class TensorEnv(BatchEnv):
     def snapshot(self) -> dict[str, torch.Tensor]:
         return {
             **self.task.snapshot(),
-            **{f"frames.{name}": stack for name, stack in self._stacks.state().items()},
+            **prefixed("frames", self._stacks.state()),
             **self._randomizer_state(),
-            **({} if self._stages is None else _prefixed(curriculum.OPTION, self._stages.state())),
+            **({} if self._stages is None else prefixed(curriculum.OPTION, self._stages.state())),
             **({} if self._limit is None else {"limit": self._limit.clone()}),
             "return": self._return.clone(),
             "length": self._length.clone(),
@@ -217,15 +226,15 @@ class TensorEnv(BatchEnv):
         }
 
     def _randomizer_state(self) -> dict[str, torch.Tensor]:
-        return {} if self.randomizer is None else _prefixed(OPTION, self.randomizer.state())
+        return {} if self.randomizer is None else prefixed(OPTION, self.randomizer.state())
 
     def restore(self, snapshot: dict[str, torch.Tensor]) -> None:
         if self.randomizer is not None:
-            self.randomizer.load_state(_with_prefix(OPTION, snapshot))
+            self.randomizer.load_state(with_prefix(OPTION, snapshot))
         self._restore_stage(snapshot)
         self.task.restore(snapshot)
         self.task.measure()
-        self._stacks.load_state({name[7:]: value for name, value in snapshot.items() if name.startswith("frames.")})
+        self._stacks.load_state(with_prefix("frames", snapshot))
         self._return = snapshot["return"].to(self._return, copy=True)
         self._length = snapshot["length"].to(self._length, copy=True)
         self._limit = snapshot["limit"].to(self._length, copy=True) if "limit" in snapshot else None
@@ -252,7 +261,7 @@ class TensorEnv(BatchEnv):
         assert self.stage is not None
         self.task.stage.fill_(self.task.curriculum.stages - 1)
         self.stage.copy_(self.task.stage + self._extra_stages)
-        if state := _with_prefix(curriculum.OPTION, snapshot):
+        if state := with_prefix(curriculum.OPTION, snapshot):
             self._stages = self._first_stage(self.task.curriculum)
             self._stages.load_state(state)
 
@@ -263,12 +272,16 @@ class TensorEnv(BatchEnv):
         self.task.close()
 
 
-def _prefixed(prefix: str, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {f"{prefix}.{name}": value for name, value in state.items()}
-
-
-def _with_prefix(prefix: str, snapshot: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name[len(prefix) + 1 :]: x for name, x in snapshot.items() if name.startswith(f"{prefix}.")}
+def _copied(*values: torch.Tensor) -> list[torch.Tensor]:
+    """Copy tensors (n,), all those of one dtype together, because each kernel on a GPU costs time."""
+    copies = list(values)
+    places: dict[torch.dtype, list[int]] = {}
+    for i, value in enumerate(values):
+        places.setdefault(value.dtype, []).append(i)
+    for same in places.values():
+        for i, copy in zip(same, torch.stack([copies[i] for i in same]).unbind(), strict=True):
+            copies[i] = copy
+    return copies
 
 
 def _delivered(mirror: Mirror, space: spaces.Space, entries: tuple[str, ...] | None, device: torch.device) -> Mirror:

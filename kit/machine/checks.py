@@ -109,7 +109,7 @@ def _gpu(machine: Machine, torch: Any) -> tuple[State, str, str]:
     device, built = machine.gpus[0], torch.version.cuda
     count = f"{len(machine.gpus)} x " if len(machine.gpus) > 1 else ""
     cuda = device.cuda or "?"
-    title = f"{count}{device.name}, {device.memory_bytes / GIB:.0f} GB, driver {device.driver} (CUDA up to {cuda})"
+    title = f"{count}{device.name}, {device.memory}, driver {device.driver} (CUDA up to {cuda})"
     if built is None:
         remedy = "install a CUDA build: pip install --force-reinstall torch, then restart the kernel"
         return "fail", f"{title}, but this PyTorch is built for CPUs only and cannot use it.", remedy

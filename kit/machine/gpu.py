@@ -28,10 +28,16 @@ class Gpu:
 
     name: str
     memory_bytes: int
+    """0 if the driver does not say it, as for a GPU that shares the computer's memory."""
     driver: str
     """The driver's version, such as "570.124.06"."""
     cuda: str
     """The newest CUDA version that this driver supports, such as "12.8"; empty if unknown."""
+
+    @property
+    def memory(self) -> str:
+        """The memory for people, such as "15 GB"; "? GB" if unknown."""
+        return f"{self.memory_bytes / 2**30:.0f} GB" if self.memory_bytes else "? GB"
 
 
 def _run(command: list[str]) -> str:
@@ -45,10 +51,10 @@ def _run(command: list[str]) -> str:
 def gpus(shell: Callable[[list[str]], str] = _run) -> tuple[Gpu, ...]:
     """List the GPUs that the driver reports; empty without a GPU or without a working driver."""
     rows = shell(["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"])
-    entries = re.findall(r"^(.+?), *(\d+), *([\d.]+) *$", rows, re.MULTILINE)
+    entries = re.findall(r"^(.+?), *(?:(\d+)|\[N/A\]), *([\d.]+) *$", rows, re.MULTILINE)
     header = re.search(r"CUDA(?: \w+)? Version:\s*([\d.]+)", shell(["nvidia-smi"])) if entries else None
     cuda = header.group(1) if header else ""
-    return tuple(Gpu(name, int(mebibytes) * 2**20, driver, cuda) for name, mebibytes, driver in entries)
+    return tuple(Gpu(name, int(mebibytes or 0) * 2**20, driver, cuda) for name, mebibytes, driver in entries)
 
 
 def gpu_without_driver(root: Path = Path("/")) -> bool:

@@ -36,7 +36,7 @@ class Machine:
     @property
     def title(self) -> str:
         """One line, such as "2 cores of AMD EPYC, 24 GB memory, no GPU"."""
-        gpus = ", ".join(dict.fromkeys(f"{g.name} {g.memory_bytes / 2**30:.0f} GB" for g in self.gpus)) or "no GPU"
+        gpus = ", ".join(dict.fromkeys(f"{g.name} {g.memory}" for g in self.gpus)) or "no GPU"
         count = f"{len(self.gpus)} x " if len(self.gpus) > 1 else ""
         plural = "" if self.cores == 1 else "s"
         return f"{self.cores} core{plural} of {self.cpu}, {self.memory_bytes / 2**30:.0f} GB memory, {count}{gpus}"

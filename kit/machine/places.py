@@ -26,7 +26,8 @@ class Place:
     paths: tuple[str, ...] = ()
     """Files or folders; the place is recognised if any of them exists."""
     vendor: str = ""
-    """The start of the firmware's vendor name."""
+    """The start of the firmware's names of vendor and product, such as "Amazon EC2 g5.xlarge". Some vendors also make
+    laptops."""
     loses_disk: bool = True
     volumes: str = ""
     """Glob pattern of mount points of disks that outlive the machine."""
@@ -54,8 +55,9 @@ PLACES = (
     Place("AWS EC2", 'a spot instance may go with two minutes\' notice; set store = "s3://your-bucket/runs"',
           "launch a g5 or g6 instance from a Deep Learning image", vendor="Amazon EC2"),
     Place("Google Compute Engine", 'a spot machine may go at any time; set store = "gs://your-bucket/runs"',
-          "add a GPU and use a Deep Learning image", vendor="Google"),
-    Place("Azure", "set store to keep runs beyond this machine", "choose an NC-series size", vendor="Microsoft"),
+          "add a GPU and use a Deep Learning image", vendor="Google Google Compute Engine"),
+    Place("Azure", "set store to keep runs beyond this machine", "choose an NC-series size",
+          vendor="Microsoft Corporation Virtual Machine"),
 )  # fmt: skip
 LOCAL = Place("This computer", "only on this disk; a store keeps a copy", "any NVIDIA GPU will do", loses_disk=False)
 
@@ -63,13 +65,14 @@ LOCAL = Place("This computer", "only on this disk; a store keeps a copy", "any N
 def where(environment: Mapping[str, str] | None = None, root: Path = Path("/")) -> Place:
     """Return the place this process runs in; `LOCAL` if none is recognised."""
     names = os.environ if environment is None else environment
+    files = [root / "sys/class/dmi/id" / name for name in ("sys_vendor", "product_name")]
     try:
-        vendor = (root / "sys/class/dmi/id/sys_vendor").read_text()
+        firmware = " ".join(file.read_text().strip() for file in files)
     except OSError:
-        vendor = ""
+        firmware = ""
     for place in PLACES:
         marked = any(name in names for name in place.env) or any((root / path).exists() for path in place.paths)
-        if marked or (place.vendor and vendor.startswith(place.vendor)):
+        if marked or (place.vendor and firmware.startswith(place.vendor)):
             return place
     return LOCAL
 

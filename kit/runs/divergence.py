@@ -72,6 +72,8 @@ def record_divergence(
     env = make_env(run.config.replace(device="cpu"), 1, run.config.seed, 1)
     try:
         shown = env.cameras[:1] if camera is None else (camera,)
+        if not shown:
+            raise UserError(f"env={run.config.env!r} has no camera for a video; name some in `cameras` of its class.")
         for name in shown:
             check_camera(name, env, run)
         steps, repeats = len(rows["qpos"]), max(1, round(FPS * SLOWER * env.control_dt_s))

@@ -155,8 +155,8 @@ def with_teacher(record: Algorithm, config: RunConfig) -> RunConfig:
         raise UserError(f"teacher={config.teacher!r} is no scripted policy of env={config.env!r}; {valid}.")
     if config.overrides.get("state_coef") and options_of(config).get("frozen"):
         raise UserError(
-            f"overrides state_coef={config.overrides['state_coef']!r} predicts the teacher's observation, which a "
-            "frozen encoder does not store; leave out state_coef or frozen."
+            f"overrides state_coef={config.overrides['state_coef']!r} needs the teacher's observations, and with a "
+            "frozen encoder only its features are stored; leave out state_coef or frozen."
         )
     groups = config.env_options.get(OBS_GROUPS, [])
     if TEACHER in groups or TEACHER not in env.groups:
@@ -174,8 +174,8 @@ def check_dataset(record: Algorithm, config: RunConfig) -> None:
         raise UserError(f"algo={config.algo!r} needs a dataset; set dataset to a folder that `kit record` wrote.")
     if config.dataset is not None and options_of(config).get("frozen"):
         raise UserError(
-            f"dataset={config.dataset!r} holds images, and a frozen encoder stores features in their place; leave out "
-            "the option frozen."
+            f"dataset={config.dataset!r} holds images, and with a frozen encoder only its features are stored; leave "
+            "out the option frozen."
         )
 
 

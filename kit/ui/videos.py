@@ -103,7 +103,8 @@ def kit_video(run: Run, arguments: Sequence[str], nice: int, stderr: int) -> sub
 
 def missing_divergence(run: Run) -> bool:
     """Whether physics diverged and the video of it (`kit video --divergence`) is still to be recorded."""
-    return bool(found := recordings(run)) and not video_path(found[-1]).exists() and _can_record()
+    found = recordings(run)
+    return bool(found) and not video_path(found[-1]).exists() and _can_record() and _can_render(run)
 
 
 def _can_record() -> bool:
@@ -120,9 +121,11 @@ def missing_video(run: Run) -> PolicyVideo | None:
     if not policies or not _can_record():
         return None
     best_or_latest = PolicyVideo((View(run, policies[-1].step),))
-    if best_or_latest.path.exists() or not _has_camera(run.config.env, json.dumps(run.config.env_options)):
-        return None
-    return best_or_latest
+    return best_or_latest if not best_or_latest.path.exists() and _can_render(run) else None
+
+
+def _can_render(run: Run) -> bool:
+    return _has_camera(run.config.env, json.dumps(run.config.env_options))
 
 
 @cache
@@ -154,7 +157,7 @@ def record_last(run: Run) -> str:
 class Recorder:
     """Records videos from time to time while the run trains: of diverged physics, and of the best policy.
 
-    Call `poll` often; it never blocks.
+    Call `poll` often; it does not wait for recordings.
     """
 
     def __init__(self, run: Run) -> None:

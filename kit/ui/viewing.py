@@ -98,7 +98,7 @@ class Viewer:
         if isinstance(task := self._task, Reach):
             self._policies[BY_HAND] = lambda noise: ByHand(task, self._target)
         for name in self._task.scripts:
-            self._policies[f"scripted: {name}"] = lambda noise, name=name: Script(self._env, name)
+            self._policies[f"scripted: {name}"] = partial(self._scripted, name)
         if not self._policies:
             self._env.close()
             raise UserError(f"env={self.config.env!r} has no scripted policy and cannot be moved by hand; name a run.")
@@ -131,6 +131,9 @@ class Viewer:
 
     def _trained(self, run: Run, step: int, noise: bool) -> Player:
         return load_policy(run.config, run.find_or_new(step)).as_actor(not noise)
+
+    def _scripted(self, name: str, noise: bool) -> Player:
+        return Script(self._env, name)
 
     def wait(self) -> None:
         self._thread.join()

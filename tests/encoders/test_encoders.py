@@ -187,6 +187,22 @@ def test_frozen_features_are_stored_instead_of_images(algo: str, monkeypatch: py
         again.load_policy({**state, "encoder": {"sha256": "0" * 64}})
 
 
+def test_frozen_features_have_discrete_entries_one_hot() -> None:
+    from kit.encoders.frozen import FrozenView
+
+    kinds = {"kind": spaces.Discrete(3), "pair": spaces.MultiDiscrete([3, 4]), "flags": spaces.MultiBinary(2)}
+    space = spaces.Dict({"eye": CLIP, "joints": ROBOT["joints"], **kinds})
+    view = FrozenView(space, load("simple2dcnn")(space))
+    obs = {"eye": seen()["left"], "joints": torch.rand(2, 5), "kind": torch.tensor([0, 2]),
+           "pair": torch.tensor([[1, 0], [2, 3]]), "flags": torch.tensor([[0, 1], [1, 1]])}  # fmt: skip
+    features = view(obs)
+    assert features.shape[1:] == view.space.shape and torch.equal(view(features), features)
+    flags, joints, kind, pair = features[:, -17:].split([2, 5, 3, 7], 1)
+    assert flags.tolist() == [[0, 1], [1, 1]] and torch.equal(joints, obs["joints"])
+    assert kind.tolist() == [[1, 0, 0], [0, 0, 1]]
+    assert pair.tolist() == [[0, 1, 0, 1, 0, 0, 0], [0, 0, 1, 0, 0, 0, 1]]
+
+
 def test_saliency_finds_the_pixels_that_determine_the_action() -> None:
     """The policy's action is the brightness of 3×3 pixels in the upper right corner of the newest frame."""
     from stable_baselines3.common.policies import ActorCriticPolicy

@@ -37,6 +37,12 @@ def test_encoder_that_does_not_fit_the_space_is_refused(encoder: str, space: Spa
         choose(encoder, space)
 
 
+@pytest.mark.parametrize(("encoder", "space"), [("auto", NUMBERS), ("mlp", spaces.Dict({"numbers": NUMBERS}))])
+def test_options_without_an_encoder_are_refused(encoder: str, space: Space) -> None:
+    with pytest.raises(UserError, match=f"features_extractor_kwargs={{'features': 64}} are .* encoder='{encoder}' has"):
+        choose(encoder, space, {"features": 64})
+
+
 def test_images_too_small_for_the_network_are_refused() -> None:
     with pytest.raises(UserError, match="at least 36×36 and this env gives 24×32"):
         choose("auto", spaces.Box(0, 255, (24, 32, 3), np.uint8))

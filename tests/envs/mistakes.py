@@ -10,14 +10,14 @@ import torch
 from gymnasium import spaces
 
 from kit.envs import Task
+from kit.envs.curriculum import Curriculum
 from tests.envs.corridor import Walk
 
 
-class Good(Task):
-    """Correct task: an action moves a point on a line; the reward is higher closer to 0."""
+class Limitless(Task):
+    """`Good` without a time limit."""
 
     keeps = ("x",)
-    episode_steps = 30
     control_dt_s = 0.1
 
     def __init__(self) -> None:
@@ -42,6 +42,12 @@ class Good(Task):
 
     def terminated(self) -> torch.Tensor:
         return self.x[:, 0] > 1
+
+
+class Good(Limitless):
+    """Correct task: an action moves a point on a line; the reward is higher closer to 0."""
+
+    episode_steps = 30
 
 
 class Column(Good):
@@ -159,6 +165,26 @@ class Narrow(Good):
 
 class Timeless(Good):
     episode_steps = 0
+
+
+class Totals(Good):
+    def info(self) -> dict[str, torch.Tensor]:
+        return {"episode_return": self.x[:, 0]}
+
+
+class Unmeasured(Good):
+    curriculum = Curriculum(measure="sucess")
+
+    def success(self) -> torch.Tensor:
+        return self.terminated()
+
+
+class Named(Good):
+    """Its action is a Dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.action_space = spaces.Dict({"x": self.action_space})  # type: ignore[assignment]
 
 
 class Misspelt(Good):

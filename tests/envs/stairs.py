@@ -42,3 +42,12 @@ class Unmeasured(Stairs):
     """Its curriculum measures something that the task does not report."""
 
     curriculum = Curriculum(measure="height")
+
+
+class Chosen(Stairs):
+    """Its constructor sets the curriculum."""
+
+    curriculum = None
+
+    def __init__(self) -> None:
+        self.curriculum = Stairs.curriculum

@@ -78,7 +78,8 @@ def test_evaluations_use_the_last_stage():
     assert env.reset(seed=0).item() == 4 and int(env.stage) == 2
     assert set(stages(env, [STAY] * 20)) == {2}
     assert "curriculum.stage" not in env.snapshot()
-    assert make_vec(STAIRS, env_options={"curriculum": False}).start_training(seed=0).item() == 4
+    for env in (STAIRS, "tests.envs.stairs:Chosen"):
+        assert make_vec(env, env_options={"curriculum": False}).start_training(seed=0).item() == 4
 
 
 def test_snapshots_continue_the_stage_also_in_another_number_of_envs(decided_in_each_step):
@@ -120,6 +121,7 @@ def test_a_resumed_run_ends_with_the_fingerprint_of_an_uncut_one(tmp_path):
         (STAIRS, "yes", "curriculum='yes' must be true, false, or a mapping"),
         (STAIRS, {"atleast": 0.5}, "curriculum atleast=0.5 is not one of the curriculum's; did you mean at_least"),
         (STAIRS, {"at_least": "high"}, "curriculum at_least='high' must be a number"),
+        (STAIRS, {"at_least": -1.0}, "at_least=-1.0 must be a number above 0, such as 0.8, because the running mean"),
         (STAIRS, {"episodes": 0}, "curriculum episodes=0 must be a whole number"),
     ],
 )

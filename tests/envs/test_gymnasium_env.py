@@ -103,6 +103,45 @@ def test_images_of_gymnasium_envs_are_resized():
     assert picture[0, 0, :, :, 0].tolist() == [[0, 0, 0, 1, 1, 1]] * 2 + [[2, 2, 2, 3, 3, 3]] * 2
 
 
+class Plain(gymnasium.Env):
+    """Env without images, and without a parameter `render_mode`."""
+
+    observation_space = action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return 0, {}
+
+    def step(self, action):
+        return 0, 0.0, False, False, {}
+
+
+class Blind(Plain):
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
+    render_mode = "rgb_array"
+
+    def render(self):
+        return None
+
+
+gymnasium.register("test/Plain-v0", Plain, max_episode_steps=7)
+
+
+@pytest.mark.parametrize("env", ["test/Plain-v0", Plain, Blind])
+def test_an_env_without_images_is_stepped_and_refused_for_images(env):
+    made = GymnasiumEnv(env, 2)
+    made.step(torch.tensor([0, 1]))
+    with pytest.raises(UserError, match=r"cannot be rendered: its render\(\) returns no image"):
+        made.render()
+
+
+def test_the_time_limit_is_that_of_the_env_as_made():
+    assert GymnasiumEnv("CartPole-v1", 1).episode_steps == 500
+    assert GymnasiumEnv("CartPole-v1", 1, max_episode_steps=5000).episode_steps == 5000
+    assert GymnasiumEnv("test/Plain-v0", 1).episode_steps == 7
+    assert GymnasiumEnv(Plain, 1).episode_steps == 1000, "without a time limit"
+
+
 def test_a_missing_dependency_is_a_user_error():
     gymnasium.register("test/Broken-v0", "no_such_module:Env")
     with pytest.raises(UserError, match=r"test/Broken-v0.*no_such_module"):
@@ -151,6 +190,7 @@ def test_numbers_that_would_ruin_a_policy_are_refused(options, says):
         ("observation", spaces.Discrete(2, start=1), "starts at 1; let its numbers start at 0"),
         ("action", spaces.Box(-np.inf, np.inf, (1,)), "has no finite bounds; give its Box finite low and high"),
         ("action", spaces.Box(-1, np.inf, (1,)), "has no finite bounds; give its Box finite low and high"),
+        ("action", spaces.Dict({"a": spaces.Discrete(2)}), "is a Dict; make it a Box, Discrete, MultiDiscrete"),
         ("action", spaces.Box(0, 3, (1,), np.int64), "is a Box of int64; make it MultiDiscrete, or a Box of float32"),
     ],
 )

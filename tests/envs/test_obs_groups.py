@@ -117,6 +117,8 @@ def test_invalid_group_declarations_are_refused() -> None:
         TensorEnv(Wrong(policy=("seen",), critic=("truth",)), 1)
     with pytest.raises(UserError, match="has no group 'policy'"):
         TensorEnv(Wrong(critic=("seen",)), 1)
+    with pytest.raises(UserError, match="obs_groups 'critic' has no entries; name some, or leave the group out"):
+        TensorEnv(Wrong(policy=("seen",), critic=()), 1)
     reach: Any = make_task("Reach")
     reach.obs_groups = {"policy": ("state",)}
     with pytest.raises(UserError, match="needs a Dict observation space"):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
+from dataclasses import make_dataclass
 from pathlib import Path
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -17,6 +19,7 @@ import kit
 from kit import envs
 from kit.envs.gym import TaskEnv, TaskVectorEnv
 from kit.envs.gymnasium_env import GymnasiumEnv
+from kit.envs.options import Options, number
 from kit.envs.sb3 import TensorVecEnv
 from kit.errors import UserError
 from tests.envs.corridor import PIXELS, Corridor, Walk
@@ -39,12 +42,26 @@ def test_a_class_in_a_module_is_found_and_given_its_options() -> None:
         (OURS, {"lenght": 5}, "env_options lenght=5 is not one of .*'s; did you mean length"),
         ("tests.envs.corridor:Walk", {"size": 5}, "env='Walk' cannot be made here with env_options={'size': 5}"),
         ("tests.envs.corridor:Nothing", {}, "tests.envs.corridor has no env 'Nothing'; valid are Corridor, Walk"),
+        ("CartPole-v1", {"seed": 1}, "env_options seed=1: kit sets this for env='CartPole-v1'; leave it out"),
+        ("./pole:Swing", {}, "'./pole' is no module's name; write module:Class, without folder or .py"),
+        ("..own:Live", {}, "'..own' is no module's name"),
+        (":Live", {}, "'' is no module's name"),
+        ("pole.py:Swing", {}, "'pole.py' is no module's name"),
         ("no_such_module:Corridor", {}, "there is no module 'no_such_module' on the path or in .*put no_such"),
     ],
 )
 def test_bad_names_and_options_are_one_sentence_errors(env: str, options: dict[str, int], says: str) -> None:
-    with pytest.raises(UserError, match=says):
-        kit.make_vec(env, 1, env_options=options)
+    for make in (lambda: kit.make_vec(env, 1, env_options=options), lambda: envs.describe(env, options)):
+        with pytest.raises(UserError, match=says):
+            make()
+
+
+@pytest.mark.parametrize("kind", [int, "int"])  # "int": in modules with `from __future__ import annotations`
+def test_whole_numbers_among_the_options_are_checked(kind: Any) -> None:
+    made: Any = make_dataclass("Mine", [("length", kind, number(5, 2, 9))], bases=(Options,), frozen=True, kw_only=True)
+    assert made(length=3).length == 3
+    with pytest.raises(UserError, match=r"env_options length=3.5 must be a whole number from 2 to 9"):
+        made(length=3.5)
 
 
 def test_a_module_that_was_edited_and_reloaded_is_described_anew(
@@ -152,17 +169,22 @@ print(run.wait(100)["state"], run.log().replace("\\n", "; "))
 
 def test_an_env_class_defined_in_the_notebook_is_refused_before_a_run_is_created(tmp_path: Path) -> None:
     code = """
-import gymnasium, kit
+import functools, gymnasium, kit
 class Local(gymnasium.Env):
     observation_space = gymnasium.spaces.Discrete(3); action_space = gymnasium.spaces.Discrete(2)
+    def reset(self, seed=None, options=None):
+        return 0, {}
 gymnasium.register("Local-v0", Local)
-try:
-    kit.launch(env="Local-v0")
-except kit.UserError as error:
-    print(error)
+gymnasium.register("Partial-v0", functools.partial(Local))
+for env in ("Local-v0", "Partial-v0"):
+    try:
+        kit.launch(env=env)
+    except kit.UserError as error:
+        print(error)
 """
     done = run_python(code, tmp_path)
-    assert "env='Local-v0' is defined in this notebook" in done.stdout, done.stdout + done.stderr
+    for env in ("Local-v0", "Partial-v0"):
+        assert f"env='{env}' is defined in this notebook" in done.stdout, done.stdout + done.stderr
     assert not (tmp_path / "runs").exists()
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
 
 import pytest
 import torch
+from gymnasium import spaces
 
 import kit
-from kit.envs import make_vec
+from kit.envs import Task, make_vec
 from kit.envs.curriculum import Curriculum
-from kit.envs.randomize import ActionDelay, ModelTerm, ObservationNoise
+from kit.envs.randomize import ActionDelay, ModelTerm, ObservationNoise, Term
 from kit.errors import UserError
 from kit.sim.warp import WarpSim
 from tests.envs.slide import Slide
@@ -121,6 +123,55 @@ def test_nothing_is_randomised_by_default() -> None:
 def test_invalid_randomize_options_are_refused(option: Any, words: str) -> None:
     with pytest.raises(UserError, match=words):
         kit.resolve(kit.RunConfig(env=ENV, env_options={"randomize": option}))
+
+
+class Switch(Task):
+    """Delays a Discrete action; the observation is the action that arrived last."""
+
+    episode_steps, control_dt_s = 3, 1.0
+    observation_space, action_space = spaces.Box(0, 2, (1,)), spaces.Discrete(3)
+    random_terms: Mapping[str, Term] = MappingProxyType({"delay": ActionDelay(low=1, high=1)})
+
+    def reset(self, mask: torch.Tensor, generator: torch.Generator) -> None:
+        self.last = torch.zeros(self.n, 1)
+
+    def advance(self, action: torch.Tensor) -> None:
+        self.last = action.float().unsqueeze(1)
+
+    def observe(self) -> torch.Tensor:
+        return self.last
+
+    def reward(self, action: torch.Tensor) -> torch.Tensor:
+        return self.last[:, 0]
+
+    def terminated(self) -> torch.Tensor:
+        return torch.zeros(self.n, dtype=torch.bool)
+
+
+class Late(Switch):
+    random_terms = MappingProxyType({"late": ActionDelay(low=1, high=1)})
+
+
+class Hiss(Switch):
+    random_terms = MappingProxyType({"hiss": ObservationNoise(low=-1, high=1, every_s=2.0)})
+
+
+def test_discrete_actions_are_delayed_too() -> None:
+    env = make_vec(f"{__name__}:Switch", 2, env_options={"randomize": True})
+    rewards = [env.step(torch.tensor([1, 2]))[1].tolist() for _ in range(4)]
+    assert rewards == [[0, 0], [1, 2], [1, 2], [0, 0]], "each episode of three steps starts without an action"
+
+
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [
+        ("Late", "random_terms 'late' is a name that snapshots use; rename the term"),
+        ("Hiss", "random_terms 'hiss' has every_s=2.0, but observation noise is drawn at every step; leave every"),
+    ],
+)
+def test_terms_that_do_not_work_are_refused(task: str, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        make_vec(f"{__name__}:{task}", 2, env_options={"randomize": True})
 
 
 class Taught(Varied):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from gymnasium import spaces
 
+from kit.envs.task import Task
 from kit.envs.vec import TensorEnv
 from kit.errors import UserError
 from tests.envs.slide import Slide
@@ -60,6 +62,71 @@ def test_returned_tensors_do_not_change_in_the_next_step():
     kept = [value.clone() for value in (*step[:4], *step[4].values())]
     env.step(FORCES[:2])
     assert all(torch.equal(a, b) for a, b in zip(kept, (*step[:4], *step[4].values()), strict=True))
+
+
+class Views(Slide):
+    """Returns views of the simulator's state."""
+
+    def reward(self, action: torch.Tensor) -> torch.Tensor:
+        return self.sim.qpos[:, 0]
+
+    def info(self) -> dict[str, torch.Tensor]:
+        return {"place": self.sim.qpos[:, 0], "far": self.sim.qpos[:, 0] > 4, "speed": self.sim.qvel[:, 0]}
+
+
+class Kept(Task):
+    """Counts steps to 3. Returns the tensors that hold its state; `build` makes them, and they change in place."""
+
+    episode_steps, control_dt_s = 9, 1.0
+    observation_space, action_space = spaces.Box(0, 3, (1,)), spaces.Discrete(2)
+
+    def build(self, n: int, device: str | torch.device, threads: int | None = None) -> None:
+        super().build(n, device, threads)
+        self.count, self.total, self.ended = torch.zeros(n, 1), torch.zeros(n), torch.zeros(n, dtype=torch.bool)
+
+    def reset(self, mask: torch.Tensor, generator: torch.Generator) -> None:
+        for state in (self.count, self.total, self.ended):
+            state[mask] = 0
+
+    def advance(self, action: torch.Tensor) -> None:
+        self.count += 1
+        self.total.copy_(10 * self.count[:, 0])
+        self.ended.copy_(self.count[:, 0] == 3)
+
+    def observe(self) -> torch.Tensor:
+        return self.count
+
+    def reward(self, action: torch.Tensor) -> torch.Tensor:
+        return self.total
+
+    def terminated(self) -> torch.Tensor:
+        return self.ended
+
+    def success(self) -> torch.Tensor:
+        return self.ended
+
+
+def test_a_reset_does_not_change_results_that_are_views_of_the_state():
+    env = TensorEnv(Views(), 3)
+    steps = [env.step(FORCES) for _ in range(4)]
+    _, reward, _, _, info = steps[2]
+    assert reward.tolist() == [6, 3, 4.5] == info["place"].tolist()
+    assert info["far"].tolist() == [True, False, True] and info["speed"].tolist() == [3, 1.5, 2.25]
+    assert steps[3][1].tolist() == [1, 5, 7.5] == steps[3][4]["place"].tolist()
+    assert list(info)[-4:] == ["place", "far", "speed", "success"]
+
+
+def test_a_reset_does_not_change_results_that_are_the_state_itself():
+    """Observations stay valid in later steps too, because policies compare them with the next ones."""
+    env = TensorEnv(Kept(), 2)
+    seen, results = [env.reset()], []
+    for _ in range(4):
+        obs, reward, terminated, _, info = env.step(torch.zeros(2, dtype=torch.int64))
+        seen += [info["final_obs"], obs]
+        results.append([reward.tolist(), terminated.tolist(), info["success"].tolist()])
+    assert [obs.tolist() for obs in seen] == [[[x]] * 2 for x in (0, 1, 1, 2, 2, 3, 0, 1, 1)]
+    expected = ((10, False), (20, False), (30, True), (10, False))
+    assert results == [[[reward] * 2, [end] * 2, [end] * 2] for reward, end in expected]
 
 
 def test_without_autoreset_finished_envs_are_not_reset():
@@ -128,3 +195,14 @@ def test_a_task_without_physics_steps_is_refused():
 
     with pytest.raises(UserError, match=r"env='.*': substeps=0 must be at least 1"):
         TensorEnv(Still(), 1)
+
+
+def test_an_unnamed_task_with_a_mistake_or_without_cameras_gets_a_sentence():
+    class Nameless(Kept):
+        def terminated(self) -> torch.Tensor:
+            return self.total
+
+    with pytest.raises(UserError, match=r"env='Nameless': terminated\(\) returned dtype"):
+        TensorEnv(Nameless(), 1).step(torch.zeros(1, dtype=torch.int64))
+    with pytest.raises(UserError, match="env='Slide' has no camera; set `cameras`"):
+        TensorEnv(Slide(), 1).render()

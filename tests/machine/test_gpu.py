@@ -22,6 +22,11 @@ def test_gpus_from_nvidia_smi() -> None:
     assert cards == (Gpu("Tesla T4", 15360 * 2**20, "550.54.15", "12.4"),) * 2
 
 
+def test_a_gpu_that_shares_the_computers_memory() -> None:
+    (card,) = gpu.gpus(lambda command: "NVIDIA GB10, [N/A], 580.95.05\n" if len(command) > 1 else "")
+    assert (card.name, card.memory) == ("NVIDIA GB10", "? GB")
+
+
 @pytest.mark.parametrize("answer", ["", "No devices were found\n", "NVIDIA-SMI has failed, because, it could not\n"])
 def test_no_gpu(answer: str) -> None:
     assert gpu.gpus(lambda command: answer) == ()

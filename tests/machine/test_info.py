@@ -36,11 +36,22 @@ def test_place_by_environment(environment: dict[str, str], name: str, tmp_path: 
     assert places.where(environment, tmp_path).name == name
 
 
-def test_place_by_folder_and_firmware(tmp_path: Path) -> None:
-    vendor = tmp_path / "sys/class/dmi/id/sys_vendor"
-    vendor.parent.mkdir(parents=True)
-    vendor.write_text("Amazon EC2\n")
-    assert places.where({}, tmp_path).name == "AWS EC2"
+@pytest.mark.parametrize(
+    ("vendor", "product", "name"),
+    [
+        ("Amazon EC2", "g5.xlarge", "AWS EC2"),
+        ("Google", "Google Compute Engine", "Google Compute Engine"),
+        ("Google", "Eve", "This computer"),  # a Chromebook
+        ("Microsoft Corporation", "Virtual Machine", "Azure"),
+        ("Microsoft Corporation", "Surface Laptop 4", "This computer"),
+    ],
+)
+def test_place_by_folder_and_firmware(vendor: str, product: str, name: str, tmp_path: Path) -> None:
+    firmware = tmp_path / "sys/class/dmi/id"
+    firmware.mkdir(parents=True)
+    (firmware / "sys_vendor").write_text(f"{vendor}\n")
+    (firmware / "product_name").write_text(f"{product}\n")
+    assert places.where({}, tmp_path).name == name
     (tmp_path / "lambda/nfs").mkdir(parents=True)
     assert places.where({}, tmp_path).name == "Lambda"
 

@@ -88,7 +88,7 @@ def test_state_prediction_is_a_second_loss_with_a_head_outside_the_policy():
         ({"overrides": {"gae_lambda": 0.9}}, "gae_lambda=0.9 is not one of Distill's"),
         (
             {"overrides": {"state_coef": 1.0, "policy_kwargs": {"features_extractor_kwargs": {"frozen": True}}}},
-            "state_coef=1.0 predicts the teacher's observation, which a frozen encoder does not store",
+            "state_coef=1.0 needs the teacher's observations, and with a frozen encoder only its features",
         ),
         ({"overrides": {"teacher_until": 2.0}}, "teacher_until=2.0 is out of range"),
     ],
