@@ -17,11 +17,12 @@ if TYPE_CHECKING:
 
 
 PARAMETERS = frozenset({
-    "qpos0", "body_mass", "body_inertia", "body_ipos", "body_iquat", "pair_friction", "geom_friction", "geom_size",
-    "geom_rgba", "dof_damping", "dof_armature", "dof_frictionloss", "actuator_gainprm", "actuator_biasprm",
-    "jnt_stiffness",
+    "qpos0", "body_mass", "body_inertia", "body_ipos", "body_iquat", "pair_friction", "geom_friction", "geom_rgba",
+    "dof_damping", "dof_armature", "dof_frictionloss", "actuator_gainprm", "actuator_biasprm", "jnt_stiffness",
 })  # fmt: skip
 """Fields of MjModel that can differ between worlds."""
+SETTABLE = frozenset({"qpos", "qvel", "act", "ctrl", "mocap_pos", "mocap_quat"})
+"""Fields of MjData that a reset can set."""
 
 
 class Simulator(ABC):
@@ -76,9 +77,13 @@ class Simulator(ABC):
     def reset(self, mask: torch.Tensor, **fields: torch.Tensor) -> None:
         """Reset the worlds where `mask` (n,) bool is True to the model's initial state, except for `fields`.
 
-        `fields` are any of qpos, qvel, act, ctrl, mocap_pos, mocap_quat. Each has n rows; only those of the reset
-        worlds are used. Derived quantities are recomputed (`mj_forward`). The other worlds do not change.
+        `fields` are any of `SETTABLE`. Each has n rows; only those of the reset worlds are used. Derived quantities are
+        recomputed (`mj_forward`). The other worlds do not change.
         """
+
+    def _check_settable(self, fields: Mapping[str, torch.Tensor]) -> None:
+        if unknown := fields.keys() - SETTABLE:
+            raise UserError(f"reset cannot set {sorted(unknown)}; it sets {', '.join(sorted(SETTABLE))}.")
 
     def diverged(self) -> torch.Tensor | None:
         """Return (n,) bool: True if the world's physics diverged in the last step.
@@ -142,11 +147,12 @@ class Simulator(ABC):
         """
         from kit.sim.render import POSES, Renderer
 
-        key = (tuple(cameras), height, width, shadows, None if recoloured is None else tuple(recoloured))
+        fixed = POSES.keys().isdisjoint(poses)
+        key = (tuple(cameras), height, width, shadows, None if recoloured is None else tuple(recoloured), fixed)
         if key not in self._renderers:
             self._renderers[key] = Renderer(
                 self.model, self.n, cameras, height, width, self.device, shadows=shadows, threads=self.threads,
-                recoloured=recoloured,
+                recoloured=recoloured, fixed=fixed,
             )  # fmt: skip
         rendered = {name: self.field(name) for name in POSES} | dict(poses)
         if worlds is not None:

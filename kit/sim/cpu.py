@@ -24,6 +24,7 @@ _FULL = [int(w) for w in (mujoco.mjtWarning.mjWARN_CONTACTFULL, mujoco.mjtWarnin
 DERIVED = ("body_subtreemass", "body_invweight0", "dof_M0", "dof_invweight0", "tendon_length0", "tendon_invweight0",
            "actuator_acc0")  # fmt: skip
 """Fields of MjModel that `mj_setConst` computes from masses, inertias, gains and `qpos0`."""
+_INERTIAL_FRAME = ("body_ipos", "body_iquat")
 _BAD_CTRL = int(mujoco.mjtWarning.mjWARN_BADCTRL)
 
 
@@ -44,6 +45,9 @@ class CpuSim(Simulator):
         self.threads = max(1, min(threads or usable_cores(), n))
         self._worlds = Worlds(model, n)
         self._scratch = [Scratch(self._worlds) for _ in range(self.threads)]  # the first belongs to the calling thread
+        self._constants: Scratch | None = None
+        """The model in which `derive` works. It has its own, because `mj_setConst` also writes fields that all worlds
+        share, such as the offset of a weld, the places of cameras and the scale of the solver's tolerance."""
         self._rounds: dict[int, tuple[list[Turn], list[Callable[[], None]]]] = {}
         """Substeps -> (the turns of a step, in order; one function per thread, that of the calling thread first)."""
         self._diverged: torch.Tensor | None = None
@@ -73,26 +77,30 @@ class CpuSim(Simulator):
     def parameter(self, name: str) -> torch.Tensor:
         if name not in self._parameters:
             self._check_parameter(name)
-            for derived in () if self._parameters else DERIVED:
-                self._derived[derived] = self._per_world(derived)
+            if self._constants is None:
+                self._constants = Scratch(self._worlds)
+                self._derived = {derived: self._per_world(derived) for derived in DERIVED}
             self._parameters[name] = torch.from_numpy(self._per_world(name))
+            if name in _INERTIAL_FRAME:  # MuJoCo stores the tree of a body's geoms, by which it skips pairs, in it
+                for scratch in self._scratch:
+                    scratch.model.opt.disableflags |= int(mujoco.mjtDisableBit.mjDSBL_MIDPHASE)
         return self._parameters[name]
 
     def _per_world(self, name: str) -> np.ndarray:
         """Return the model's field `name` with a row per world, (n, ...). Later steps read these rows."""
         batch = np.repeat(getattr(self.model, name)[None], self.n, 0)
-        for scratch in self._scratch:
+        for scratch in filter(None, (*self._scratch, self._constants)):
             scratch.register_parameter(name, [flat(row) for row in batch])
         return batch
 
     def derive(self, mask: torch.Tensor) -> None:
-        mine = self._scratch[0]
+        if (own := self._constants) is None:  # no parameter has changed
+            return
         for world in mask.numpy().nonzero()[0].tolist():
-            mine.load(world)
-            mujoco.mj_setConst(mine.model, mine.data)
+            own.load(world)
+            mujoco.mj_setConst(own.model, own.data)
             for name, rows in self._derived.items():
-                rows[world] = getattr(mine.model, name)
-        mine.model.stat.meaninertia = self.model.stat.meaninertia  # not per world: the solver's tolerance is shared
+                rows[world] = getattr(own.model, name)
 
     def _is_state(self, name: str) -> bool:
         data = self._scratch[0].data
@@ -151,6 +159,7 @@ class CpuSim(Simulator):
         return self._diverged
 
     def reset(self, mask: torch.Tensor, **fields: torch.Tensor) -> None:
+        self._check_settable(fields)
         mine = self._scratch[0]
         values = [(getattr(mine.data, name), value.numpy()) for name, value in fields.items()]
         for world in mask.numpy().nonzero()[0].tolist():

@@ -41,20 +41,22 @@ class Layer:
         **settings: Any,
     ) -> None:
         views, self.rays, self.depth = len(rays), rays, depth
+        # Warp's default device is shared by all threads
+        self._device = device = wp.device_from_torch(rays.device)
         if not shown.all():
             model = copy.copy(model)
             model.geom_group[~shown] = _HIDDEN
         self._model = mjw.put_model(model)
         self._geom_rgba = self._model.geom_rgba  # the model's own colours
-        self._no_flex = wp.zeros((n, model.nflexvert), dtype=wp.vec3)
+        self._no_flex = wp.zeros((n, model.nflexvert), dtype=wp.vec3, device=device)
         # `_set_pixels` sets the rays, so that a view may also be a free camera, which is not in the model
         context = mjw.create_render_context(model, n, cam_active=[], enabled_geom_groups=_VISIBLE_GROUPS, **settings)
         context.nrender, context.has_orthographic_camera = views, False
-        context.cam_id_map = wp.array(list(columns), dtype=int)
-        context.seg_adr = wp.array([-1] * views, dtype=int)
-        context.render_rgb = wp.array([True] * views, dtype=bool)
-        context.render_depth = wp.array([depth] * views, dtype=bool)
-        context.render_seg = wp.array([False] * views, dtype=bool)
+        context.cam_id_map = wp.array(list(columns), dtype=int, device=device)
+        context.seg_adr = wp.array([-1] * views, dtype=int, device=device)
+        context.render_rgb = wp.array([True] * views, dtype=bool, device=device)
+        context.render_depth = wp.array([depth] * views, dtype=bool, device=device)
+        context.render_seg = wp.array([False] * views, dtype=bool, device=device)
         self._context = context
         self._set_pixels([torch.arange(rays.shape[1], device=rays.device)] * views)
 
@@ -85,12 +87,13 @@ class Layer:
 
     def _set_pixels(self, pixels: list[torch.Tensor]) -> None:
         """Render only `pixels` from now on, a tensor of indices per view."""
-        context, counts = self._context, [len(numbers) for numbers in pixels]
+        context, device, counts = self._context, self._device, [len(numbers) for numbers in pixels]
         rays = torch.cat([view[numbers] for view, numbers in zip(self.rays, pixels, strict=True)])
         context.total_rays = len(rays)
         if not len(rays):
             return
-        context.ray, context.ray_offset = wp.from_torch(rays, dtype=wp.vec3), wp.zeros(len(rays), dtype=wp.vec3)
-        context.cam_res = wp.array([(count, 1) for count in counts], dtype=wp.vec2i)
-        context.rgb_adr = wp.array(np.cumsum([0, *counts[:-1]]), dtype=int)
+        context.ray = wp.from_torch(rays, dtype=wp.vec3)
+        context.ray_offset = wp.zeros(len(rays), dtype=wp.vec3, device=device)
+        context.cam_res = wp.array([(count, 1) for count in counts], dtype=wp.vec2i, device=device)
+        context.rgb_adr = wp.array(np.cumsum([0, *counts[:-1]]), dtype=int, device=device)
         context.depth_adr = context.rgb_adr if self.depth else context.seg_adr

@@ -51,10 +51,13 @@ class Renderer:
 
     def __init__(self, model: mujoco.MjModel, n: int, cameras: Sequence[Camera], height: int, width: int,
                  device: torch.device | str = "cpu", *, shadows: bool = False,
-                 threads: int | None = None, recoloured: Sequence[int] | None = None) -> None:  # fmt: skip
+                 threads: int | None = None, recoloured: Sequence[int] | None = None,
+                 fixed: bool = True) -> None:  # fmt: skip
         """`recoloured`: ids of the geoms to which "geom_rgba" of `render` may give other colours than the model's.
 
         Without it, images with "geom_rgba" are rendered without the cache, because any geom may look different.
+        `fixed`: whether the poses in `render` leave the model's fixed cameras and geoms in place; if not, nothing is
+        cached.
         """
         self.model, self.n, self.device = model, n, numbered(device)
         self.cameras, self.height, self.width = tuple(cameras), height, width
@@ -63,7 +66,7 @@ class Renderer:
         self._shadows = shadows
         self._columns, self._fovy = self._find_cameras()
         self._recoloured = recoloured
-        self._static = None if shadows else static_geoms(model, self._columns, recoloured or ())
+        self._static = static_geoms(model, self._columns, recoloured or ()) if fixed and not shadows else None
         self._directions = torch.as_tensor(self._rays()).flatten(1, 2).to(self.device)
         self._culling: PixelCulling | None = None
         if self._static is not None and self.device.type == "cpu":
@@ -167,7 +170,7 @@ class Renderer:
     def _warp(self, values: Poses, dtype: Any) -> Any:
         tensor = torch.as_tensor(values).to(self.device, torch.float32).contiguous()
         if tensor.numel() == 0:  # a model without lights
-            return wp.zeros((len(tensor), 0), dtype=dtype)
+            return wp.zeros((len(tensor), 0), dtype=dtype, device=wp.device_from_torch(self.device))
         return wp.from_torch(tensor.view(len(tensor), -1, *dtype._shape_), dtype=dtype)
 
     def _find_cameras(self) -> tuple[list[int], list[float]]:

@@ -21,7 +21,7 @@ from typing import Any
 import mujoco
 import torch
 
-from kit.errors import Overflow, UserError
+from kit.errors import Overflow
 from kit.sim.ahead import compile_together
 from kit.sim.base import Simulator
 from kit.sim.capacity import Capacity, capacity
@@ -32,7 +32,6 @@ import mujoco_warp as mjw  # isort: skip  initialises Warp: after kit.sim.kernel
 _STATE = ("time", "qpos", "qvel", "act", "qacc_warmstart", "ctrl", "qfrc_applied", "xfrc_applied", "eq_active",
           "mocap_pos", "mocap_quat", "history", "plastic", "userdata")  # fmt: skip
 """The full state of a world (MuJoCo's integration state)."""
-_SETTABLE = frozenset({"qpos", "qvel", "act", "ctrl", "mocap_pos", "mocap_quat"})
 _AFTER_CONSTRAINTS = frozenset({"cacc", "cfrc_int", "cfrc_ext"})  # computed by rne_postconstraint only, 0 after a reset
 _SHARED = frozenset({"nacon", "ncollision", "cdof_tri_row", "cdof_tri_col"})  # not one row per world
 _FORWARD, _FORWARD_IF_ANY = 0, -1  # keys of `_graphs` for forward passes; the other keys are numbers of substeps
@@ -122,8 +121,7 @@ class WarpSim(Simulator):
             self._flags_copied = torch.cuda.current_stream(self.device).record_event()
 
     def reset(self, mask: torch.Tensor, **fields: torch.Tensor) -> None:
-        if unknown := fields.keys() - _SETTABLE:
-            raise UserError(f"reset cannot set {sorted(unknown)}; it sets {', '.join(sorted(_SETTABLE))}.")
+        self._check_settable(fields)
         derived = {name: value for name, value in self._fields.items() if name not in self._state}
         before = {name: value.clone() for name, value in derived.items()}
         for name, value in self._state.items():

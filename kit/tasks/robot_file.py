@@ -20,7 +20,8 @@ _KINDS = {mujoco.mjtJoint.mjJNT_SLIDE: "slides", mujoco.mjtJoint.mjJNT_BALL: "is
 
 
 def load(robot: str) -> mujoco.MjSpec:
-    """Load a robot's model, delete its sensors, cameras and the world's geoms (the floor), and name unnamed parts."""
+    """Load a robot's model, delete its sensors, cameras, contact pairs and the world's geoms (the floor), and name
+    unnamed parts."""
     path = Path(robot).expanduser()
     if path.suffix not in SUFFIXES:
         spec = fetch(robot)
@@ -31,14 +32,33 @@ def load(robot: str) -> mujoco.MjSpec:
         try:
             spec = mujoco.MjSpec.from_file(str(path))
         except ValueError as error:
-            raise UserError(f"MuJoCo cannot read the robot's file {robot}: {str(error).strip()}.") from None
+            raise _unreadable(robot, error) from None
         without_sensors(spec)
-    for geom in list(spec.worldbody.geoms):
-        spec.delete(geom)
+    for part in [*spec.pairs, *spec.worldbody.geoms]:  # in this order: deleting a geom deletes its pairs
+        spec.delete(part)
+    if (geom := spec.geom("floor")) is not None:
+        geom.name = ""  # the task's ground has this name
     for kind, parts in (("geom", spec.geoms), ("joint", spec.joints), ("body", spec.bodies)):
+        taken = {part.name for part in parts}
         for number, part in enumerate(parts):
-            part.name = part.name or f"{kind}{number}"
+            name = f"{kind}{number}"
+            while name in taken:
+                name += "_"
+            part.name = part.name or name
     return spec
+
+
+def compiled(robot: str, spec: mujoco.MjSpec) -> mujoco.MjModel:
+    """Compile a robot's model. Raises `UserError` if MuJoCo cannot, for example because a mesh is missing."""
+    try:
+        return spec.compile()
+    except ValueError as error:
+        raise _unreadable(robot, error) from None
+
+
+def _unreadable(robot: str, error: ValueError) -> UserError:
+    reason = " ".join(str(error).split()).removeprefix("Error: ").rstrip(".")
+    return UserError(f"MuJoCo cannot read the model of {robot}: {reason}; correct the file.")
 
 
 def fetch(robot: str, entry: str | None = None) -> mujoco.MjSpec:

@@ -54,9 +54,9 @@ def test_listeners_get_progress_messages(tmp_path, at_once):
     with compiling.listening(tell), compiling.compiling("the physics", tmp_path):
         assert told.wait(10)
         (tmp_path / "wp_one").mkdir()
-        while "1 kernels" not in heard[-1]:
+        while "1 modules" not in heard[-1]:
             threading.Event().wait(0.01)
-    assert heard[0].startswith("compiling the physics, once per machine: 0 kernels")
+    assert heard[0].startswith("compiling the physics, once per machine: 0 modules")
     assert heard[-1] == ""
 
 

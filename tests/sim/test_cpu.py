@@ -153,6 +153,56 @@ def test_reset_touches_only_the_masked_envs(model):
     sim.close()
 
 
+def test_a_reset_cannot_set_what_follows_from_the_state(model):
+    sim = CpuSim(model, 2, threads=1)
+    with pytest.raises(UserError, match=r"cannot set \['xpos'\]"):
+        sim.reset(torch.ones(2, dtype=torch.bool), xpos=sim.xpos)
+
+
+def test_sizes_do_not_differ_between_worlds(model):
+    """Contacts would need other bounding volumes too."""
+    with pytest.raises(AttributeError, match="'geom_size' is not a field of the model that can differ"):
+        CpuSim(model, 2).parameter("geom_size")
+
+
+def test_worlds_with_other_masses_do_not_depend_on_the_threads():
+    """Camera and weld have places of their own, which must not be recomputed from a world's masses."""
+    model = mujoco.MjModel.from_xml_string("""
+      <mujoco><worldbody>
+        <body name="hand" mocap="true"/>
+        <body name="box" pos="0 0 1"><freejoint/><geom size=".1"/><camera name="eye" mode="trackcom" pos="0 -2 0"/>
+          <body pos=".3 0 0"><joint axis="0 1 0"/><geom size=".1"/></body></body>
+      </worldbody><equality><weld body1="hand" body2="box"/></equality></mujoco>""")
+    model.eq_data[:, :7] = 0, 0, 0, 0, 0, 0, 1  # the hand holds the box in the middle
+    ends = []
+    for threads in (1, 3):
+        sim = CpuSim(model, 6, threads=threads)
+        _ = sim.cam_xpos
+        sim.parameter("body_mass")[:, 3] *= torch.arange(1, 7)
+        sim.derive(torch.ones(6, dtype=torch.bool))
+        sim.step(500)
+        ends.append((sim.qpos.clone(), sim.cam_xpos.clone()))
+        sim.close()
+    assert torch.equal(ends[0][0], ends[1][0]) and torch.equal(ends[0][1], ends[1][1])
+    assert ends[0][0][:, :3].abs().max() < 0.1, "the box is at the hand"
+
+
+def test_a_moved_centre_of_mass_hides_no_contact():
+    """MuJoCo places the tree of a body's many geoms, by which it finds contacts, relative to the centre of mass."""
+    geoms = "".join(f'<geom size=".05" pos="{x / 5} {y / 5} 0"/>' for x in range(-2, 3) for y in range(-2, 3))
+    model = mujoco.MjModel.from_xml_string(f"""
+      <mujoco><worldbody>
+        <body pos="0 0 .2"><geom type="box" size="1 1 .01"/><geom type="box" size="1 .1 .01"/></body>
+        <body name="rack" pos="0 0 .258"><freejoint/>{geoms}</body>
+      </worldbody></mujoco>""")
+    sim, everywhere = CpuSim(model, 2, threads=1), torch.ones(2, dtype=torch.bool)
+    sim.parameter("body_ipos")[0, model.body("rack").id, 2] = 0.5  # the other world's stays in the middle
+    sim.derive(everywhere)
+    sim.reset(everywhere)
+    sim.step(20)
+    assert (sim.qpos[:, 2] > 0.25).all(), "the racks lie on the tables"
+
+
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["same simulator", "another simulator"])
 def test_restore_is_bit_exact_over_200_random_steps(model, elsewhere):
     sim, ctrl = CpuSim(model, 3, threads=2), random_ctrl(300, 3)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from kit.errors import UserError
+from kit.sim import make_sim
 from kit.sim.render import POSES, Renderer, default_camera, pose_of, render_data
 from kit.sim.studio import studio
 
@@ -137,6 +138,29 @@ def test_a_subset_of_envs_renders_like_the_whole_batch(ball):
     every = renderer.render(poses(*worlds))
     assert torch.equal(renderer.render(poses(worlds[2], worlds[0])), every[[2, 0]])
     assert torch.equal(renderer.render(poses(*worlds)), every)
+
+
+def test_cameras_and_geoms_of_the_world_appear_where_poses_put_them():
+    model = mujoco.MjModel.from_xml_string("""
+      <mujoco><worldbody>
+        <camera name="eye" xyaxes="0 -1 0 0 0 1" fovy="90"/>
+        <geom name="ball" size="0.1" pos="2 0 0" rgba="1 0 0 1"/>
+        <body pos="9 0 0"><joint/><geom size="0.1" rgba="0 0 1 1"/></body>
+      </worldbody></mujoco>""")
+    sim = make_sim(model, 1, threads=1)
+
+    def ball_at(**moved: tuple[float, float, float]) -> list[float]:
+        places = {name: sim.field(name).clone() for name in moved}
+        for name, position in moved.items():
+            places[name][0, 0] = torch.tensor(position)
+        return red(sim.render(("eye",), 100, 100, poses=places)[0, 0]).mean(0).tolist()
+
+    assert ball_at() == pytest.approx([49.5, 49.5], abs=0.6)
+    assert ball_at(geom_xpos=(2, 0.5, 0)) == pytest.approx([49.5, 37], abs=0.6)
+    assert ball_at(geom_xpos=(2, 0, 1)) == pytest.approx([24.5, 49.5], abs=0.6)
+    assert ball_at(cam_xpos=(0, 0.5, 0)) == pytest.approx([49.5, 62], abs=0.6)
+    assert ball_at(cam_xpos=(0, 0, 1)) == pytest.approx([74.5, 49.5], abs=0.6)
+    sim.close()
 
 
 def test_a_cached_background_gives_the_same_images():

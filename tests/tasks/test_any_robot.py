@@ -68,6 +68,44 @@ def test_feet_joints_pose_and_gains_are_found(my_dog):
     assert model.npair == 4, "only the feet touch the ground: neither shins nor trunk"
 
 
+def test_the_keyframe_of_a_robot_that_is_fixed_in_the_world_is_its_standing_pose(tmp_path):
+    pose = [0, 0.8, -1.6] * 4
+    key = f'<keyframe><key name="home" qpos="{" ".join(map(str, pose))}"/></keyframe>'
+    path = dog(tmp_path / "dog.xml", extra=key)
+    path.write_text(path.read_text().replace("<freejoint/>", ""))
+    found = find_robot(str(path))
+    assert found.model.key("home").qpos[7:] == pytest.approx(pose)
+    assert found.height_m == pytest.approx(HEIGHT_M, abs=1e-3)
+
+
+def test_names_of_the_robots_parts_may_be_those_that_kit_gives(tmp_path):
+    own = """<freejoint/><site name="base"/><site name="torso"/><site name="foot0"/><geom name="floor" size="0.01"/>
+      <geom name="arrow0" size="0.01"/><geom type="mesh" mesh="arrow"/>"""
+    mesh = '<asset><mesh name="arrow" scale="0.1 0.1 0.1" vertex="0 0 0 1 0 0 0 1 0 0 0 1"/></asset>'
+    pairs = '<contact><pair geom1="ground" geom2="arrow0"/><pair geom1="floor" geom2="arrow0"/></contact>'
+    path = dog(tmp_path / "dog.xml", extra=mesh + pairs)
+    text = path.read_text().replace("<freejoint/>", own)
+    text = text.replace('<joint name="fl_hip"', "<joint").replace('<joint name="fl_thigh"', '<joint name="joint1"')
+    path.write_text(text)
+    home = {name.replace("fl_thigh", "joint1"): angle for name, angle in HOME.items()}
+    model = find_robot(str(path), home=home).model
+    assert [model.actuator(i).name for i in range(3)] == ["joint1_", "joint1", "fl_knee"] and model.npair == 4
+
+
+def test_a_joint_without_limits_is_never_beyond_them(tmp_path):
+    """Such as a continuous joint in URDF."""
+    free = dog(tmp_path / "dog.xml", LEG.replace(' range="-0.8 0.8"', ""))
+    env = make_vec(f"joystick:{free}", 1, env_options={"home": HOME | {"fl_hip": 0.3}})
+    assert env.step(torch.zeros(1, 12))[4]["reward/dof_pos_limits"] == 0
+
+
+def test_the_knee_is_the_last_of_a_bodys_joints(tmp_path):
+    knee = '<joint name="{name}_knee"'
+    twist = '<joint name="{name}_twist" axis="0 0 1" range="-1 1" actuatorfrcrange="-35 35"/>' + knee
+    found = find_robot(str(dog(tmp_path / "dog.xml", LEG.replace(knee, twist))), home=HOME)
+    assert [found.model.actuator(i).name for i in found.knees] == [f"{leg}_knee" for leg in ("fl", "fr", "rl", "rr")]
+
+
 def test_the_menageries_robots_are_understood_without_options():
     """The Go1 as its own task has it: feet, knees and height; the G1 stands on four spheres per foot."""
     go1, g1 = menagerie("unitree_go1"), menagerie("unitree_g1")
@@ -130,6 +168,7 @@ def test_a_robot_of_ones_own_trains_resumes_and_is_judged(tmp_path, monkeypatch)
         kit.resume(run.path, total_steps=2048)
 
 
+MESH = '<asset><mesh name="hull" file="hull.stl"/></asset>'
 TENDON = '<tendon><fixed name="belt"><joint joint="fl_hip" coef="1"/><joint joint="fr_hip" coef="1"/></fixed></tendon>'
 
 
@@ -146,7 +185,12 @@ TENDON = '<tendon><fixed name="belt"><joint joint="fl_hip" coef="1"/><joint join
         (lambda at: dog(at / "dog.xml"), {"home": {"fl_ankle": 1}}, "home fl_ankle=1 is not one of"),
         (lambda at: dog(at / "dog.xml"), {"home": [0.1]}, "home=[0.1] must map joints to angles"),
         (lambda at: dog(at / "dog.xml"), {"home": HOME, "feet": ["fl_shin", "paw"]}, "feet: 'paw' is not a body of"),
+        (lambda at: dog(at / "dog.xml"), {"home": HOME, "feet": ["fl_shin", "trunk"]},
+         "feet: 'trunk' is not a body of"),
         (lambda at: dog(at / "dog.xml"), {"home": HOME, "gains": [1]}, "gains=[1] must be [kp, kd]"),
+        (lambda at: dog(at / "dog.xml"), {"home": HOME, "gains": [math.nan, 1]}, "gains=[nan, 1] must be [kp, kd]"),
+        (lambda at: dog(at / "dog.xml"), {"home": HOME, "gains": [1, math.inf]}, "gains=[1, inf] must be [kp, kd]"),
+        (lambda at: dog(at / "dog.xml", extra=MESH), {}, "cannot read the model of"),
         (lambda at: dog(at / "dog.xml", names=("fl",)), {"home": {"fl_thigh": 0.8, "fl_knee": -1.6}},
          "only fl_shin reaches the ground in its standing pose"),
         (lambda at: dog(at / "dog.xml"), {"home": HOME, "randomize": {"ice": True}}, "randomize 'ice' is not one of"),
@@ -172,6 +216,17 @@ def test_an_arms_hand_joints_and_goals_are_found(tmp_path):
     assert from_shoulder.max() <= 0.58 + 1e-6 and from_shoulder.max() > 0.5
 
 
+def test_names_of_an_arms_parts_may_be_those_that_kit_gives(tmp_path):
+    path = arm(tmp_path / "arm.xml")
+    path.write_text(path.read_text().replace('"turret"', '"goal"').replace('<geom type="box"', '<geom name="floor"'))
+    assert find_arm(str(path)).model.body("goal").id
+
+
+def test_an_arm_whose_mesh_is_missing_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"cannot read the model of .*hull\.stl"):
+        find_arm(str(arm(tmp_path / "arm.xml", MESH)))
+
+
 def test_any_arm_is_moved_to_its_goals_by_script_and_trains(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     arm(Path("arm.xml"))
@@ -192,6 +247,7 @@ def test_any_arm_is_moved_to_its_goals_by_script_and_trains(tmp_path, monkeypatc
         ({"hand": "claw"}, "hand='claw' is neither a body nor a site of"),
         ({"home": {"elbow": 9.0}}, "joint elbow would start at 9 rad, outside its range of -2 to 2"),
         ({"home": "up"}, "home='up' must map joints to angles"),
+        ({"hand": "base"}, "hand='base' is moved by no joint of"),
         ({"hand": "left"}, "joint left slides, and only hinges are supported"),
     ],
 )

@@ -44,7 +44,7 @@ def test_cameras_and_arrow_follow_the_robot(env):
     assert all(torch.equal(value, before[name]) for name, value in env.snapshot().items() if name in before)
 
     places = views.poses(task.sim, task.scene, task.heading_w, task.command, task.moving)
-    tip = places["geom_xpos"][:, task.model.geom(f"arrow{views.LINKS}").id]
+    tip = places["geom_xpos"][:, task.model.geom(f"kit/arrow{views.LINKS}").id]
     assert tip[0].tolist() == pytest.approx([0.2 + 0.3, 0.0, 0.48])
     assert tip[1].tolist() == pytest.approx([5.0, 1.5, 0.48]) and tip[2, 2] < -1, "no arrow without a command"
     side = places["cam_xpos"][:, task.model.camera("side").id] - qpos[:, :3]

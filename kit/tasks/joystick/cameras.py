@@ -46,14 +46,14 @@ LOOKS_FROM = {"view": (0.66, -0.66, 0.36), "side": (0.0, -0.98, 0.2), "front": (
 
 def add_arrow(spec: mujoco.MjSpec) -> None:
     """Add the arrow's geoms, hidden below the ground."""
-    tip = spec.add_mesh(name="arrow", scale=[0.38 * TIP_M, 0.38 * TIP_M, TIP_M / 2])
+    tip = spec.add_mesh(name="kit/arrow", scale=[0.38 * TIP_M, 0.38 * TIP_M, TIP_M / 2])
     tip.make_cone(nedge=24, radius=0)
     kinds = mujoco.mjtGeom
     for i in range(LINKS + 1):
         shape = {"type": kinds.mjGEOM_CAPSULE, "size": [RADIUS_M, LINK_M / 2, 0]}
         if i == LINKS:
-            shape = {"type": kinds.mjGEOM_MESH, "meshname": "arrow"}
-        spec.worldbody.add_geom(name=f"arrow{i}", rgba=[*ARROW_RGB, 1], pos=[0, 0, UNDERGROUND_M], contype=0,
+            shape = {"type": kinds.mjGEOM_MESH, "meshname": "kit/arrow"}
+        spec.worldbody.add_geom(name=f"kit/arrow{i}", rgba=[*ARROW_RGB, 1], pos=[0, 0, UNDERGROUND_M], contype=0,
                                 conaffinity=0, **shape)  # fmt: skip
 
 
@@ -79,7 +79,7 @@ def poses(
     height = torch.where(moving, scene.arrow, UNDERGROUND_M).expand(LINKS + 1, n)
     positions = torch.cat([centres, height.unsqueeze(2)], 2)
     for i, angle in enumerate([*angles, angles[-1]]):
-        geom = model.geom(f"arrow{i}").id
+        geom = model.geom(f"kit/arrow{i}").id
         fields["geom_xpos"][:, geom], fields["geom_xmat"][:, geom] = positions[i], lying(angle)
 
     for name in CAMERAS:

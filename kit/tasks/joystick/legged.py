@@ -1,7 +1,7 @@
 """Find what a joystick task needs in the model of any legged robot: base, joints, feet, standing pose, motor gains.
 
     robot = find_robot("unitree_go2")                  # a robot of the MuJoCo Menagerie, by name
-    robot = find_robot("my_dog.urdf", feet=["paw_l", "paw_r"], gains=[30, 0.6])  # your own MJCF or URDF
+    robot = find_robot("my_biped.urdf", feet=["sole_l", "sole_r"], gains=[30, 0.6])  # your own MJCF or URDF
 
 What cannot be found raises a `UserError` that names the option to give.
 """
@@ -17,7 +17,7 @@ import numpy as np
 
 from kit.errors import UserError, suggest
 from kit.tasks.joystick.model import add_sensors, dress, simplify_physics, stand_on_floor
-from kit.tasks.robot_file import FREE, check_ranges, checked_home, hinges, load, torque_limits
+from kit.tasks.robot_file import FREE, check_ranges, checked_home, compiled, hinges, load, torque_limits
 
 SAME_HEIGHT = 0.1
 """How much higher than the robot's lowest point a foot may be, as a fraction of the standing height."""
@@ -29,6 +29,8 @@ STIFFNESS_PER_RAD, DAMPING_S = 1.0, 0.02
 
 Go1: kp 24 to 36 N m/rad (35 in Go1Joystick). G1: 88 at the hips (75 in G1Joystick)."""
 FRICTION = 0.6
+ORIGIN = (0, 0, 0, 1, 0, 0, 0)
+"""Position and quaternion of a free joint at the origin."""
 
 
 class Legged(NamedTuple):
@@ -56,7 +58,7 @@ def find_robot(
     """
     spec = load(robot)
     base = _float(robot, spec)
-    original = spec.compile()
+    original = compiled(robot, spec)
     joints = hinges(robot, original, 1)
     limits = torque_limits(original, joints)
     kp, kd = _gains(robot, joints, limits, gains)
@@ -65,6 +67,8 @@ def find_robot(
     height = float(data.qpos[2] - min(low for geoms in soles.values() for low in geoms.values()))
     angles = [float(data.qpos[original.joint(name).qposadr[0]]) for name in joints]
     _replace_motors(spec, joints, kp, kd, limits)
+    for number, site in enumerate(spec.sites):
+        site.name = f"robot/{number}"  # cannot clash with the names of the task's own sites
     simplify_physics(spec)
     dress(spec)
     for body, geoms in soles.items():
@@ -79,7 +83,7 @@ def find_robot(
     spec.add_key(name="home", qpos=[0, 0, height, 1, 0, 0, 0, *angles], ctrl=angles)
     knees = tuple(joints.index(_last_joint(original, body)) for body in soles)
     mass_kg = float(original.body_subtreemass[original.body(base).id])
-    return Legged(spec.compile(), len(soles), height, mass_kg, knees)
+    return Legged(compiled(robot, spec), len(soles), height, mass_kg, knees)
 
 
 def _float(robot: str, spec: mujoco.MjSpec) -> str:
@@ -88,6 +92,9 @@ def _float(robot: str, spec: mujoco.MjSpec) -> str:
     floating = [body for body in roots if any(joint.type == FREE for joint in body.joints)]
     if not floating and len(roots) == 1 and not list(roots[0].joints):
         roots[0].add_freejoint()
+        for key in spec.keys:
+            if len(key.qpos):
+                key.qpos = [*ORIGIN, *key.qpos]
         floating = roots
     if len(floating) != 1:
         raise UserError(f"robot {robot!r} has {len(floating)} bodies with a free joint; a legged robot has one.")
@@ -100,7 +107,7 @@ def _gains(
     """Return stiffness, N m/rad, and damping, N m s/rad, of each motor."""
     if gains is not None:
         valid = isinstance(gains, list | tuple) and len(gains) == 2 and all(type(x) in (int, float) for x in gains)
-        if not valid or gains[0] <= 0 or gains[1] < 0:
+        if not valid or not (0 < gains[0] < math.inf and 0 <= gains[1] < math.inf):
             raise UserError(f"env_options gains={gains!r} must be [kp, kd], N m/rad and N m s/rad, such as [35, 0.5].")
         return [float(gains[0])] * len(joints), [float(gains[1])] * len(joints)
     if missing := [name for name, limit in zip(joints, limits, strict=True) if math.isinf(limit)]:
@@ -122,7 +129,7 @@ def _standing(robot: str, model: mujoco.MjModel, joints: list[str], home: Any) -
         names = [model.key(i).name for i in range(model.nkey)]
         preferred = [names.index(name) for name in ("home", "stand", "standing") if name in names]
         data.qpos[:] = model.key(preferred[0] if preferred else 0).qpos
-    data.qpos[:7] = 0, 0, 0, 1, 0, 0, 0
+    data.qpos[:7] = ORIGIN
     check_ranges(robot, model, {name: float(data.qpos[model.joint(name).qposadr[0]]) for name in joints}, "stand")
     mujoco.mj_kinematics(model, data)
     return data
@@ -138,13 +145,14 @@ def _soles(
     }  # fmt: skip
     bodies = {int(model.geom_bodyid[geom]) for geom in lows}
     if feet is not None:
-        names = {model.body(body).name: body for body in bodies}
-        if not isinstance(feet, list | tuple) or len(feet) < 2:
-            raise UserError(f"env_options feet={feet!r} must be a list of at least two bodies of the robot.")
+        base = int(model.jnt_bodyid[0])
+        names = {model.body(body).name: body for body in bodies if model.body_weldid[body] not in (0, base)}
+        if not isinstance(feet, list | tuple) or len(feet) < 2 or len(feet) > len(set(map(str, feet))):
+            raise UserError(f"env_options feet={feet!r} must be a list of at least two different bodies of the robot.")
         for foot in feet:
             if foot not in names:
-                known = suggest(str(foot), names)
-                raise UserError(f"env_options feet: {foot!r} is not a body of {robot} with contacts; {known}.")
+                moved = f"a body of {robot} that a joint moves and that has contacts"
+                raise UserError(f"env_options feet: {foot!r} is not {moved}; {suggest(str(foot), names)}.")
         bodies = {names[name] for name in feet}
     else:
         parents = set(model.body_parentid.tolist())
@@ -191,14 +199,14 @@ def _last_joint(model: mujoco.MjModel, body: str) -> str:
     at = model.body(body).id
     while not model.body_jntnum[at]:
         at = int(model.body_parentid[at])
-    return str(model.joint(int(model.body_jntadr[at])).name)
+    return str(model.joint(int(model.body_jntadr[at] + model.body_jntnum[at] - 1)).name)
 
 
 def _replace_motors(
     spec: mujoco.MjSpec, joints: list[str], kp: list[float], kd: list[float], limits: list[float]
 ) -> None:
     """Replace all actuators by one for the position of each joint, in the order of `joints`."""
-    for part in [*spec.actuators, *spec.keys, *spec.pairs]:
+    for part in [*spec.actuators, *spec.keys]:
         spec.delete(part)
     for name, stiffness, damping, limit in zip(joints, kp, kd, limits, strict=True):
         joint = spec.joint(name)

@@ -1,4 +1,4 @@
-"""Joystick tasks for Unitree's humanoid G1 and quadruped Go1, and for any legged robot."""
+"""Joystick tasks for Unitree's humanoid G1 and quadruped Go1; base class of the tasks for any legged robot."""
 
 from __future__ import annotations
 

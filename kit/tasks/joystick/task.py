@@ -188,7 +188,9 @@ class Joystick(MujocoTask):
         self._foot_sites = self.indices([model.site(FEET.format(foot)).id for foot in range(feet)])
         self._home_qpos = self.constant(model.key("home").qpos)
         self.home = self._home_qpos[7:]
-        low, high = self.constant(model.jnt_range[1:]).T
+        # Without limits the range is 0 to 0. An infinite one would have no middle.
+        ranges = np.where(model.jnt_limited[1:, None], model.jnt_range[1:], (-1e6, 1e6))
+        low, high = self.constant(ranges).T
         middle, half = (low + high) / 2, (high - low) / 2
         self.soft_low, self.soft_high = middle - SOFT_LIMITS * half, middle + SOFT_LIMITS * half
         most_noise = self.constant(np.repeat(list(NOISE.values()), (3, 3, 3, joints, joints)))

@@ -11,9 +11,9 @@ import numpy as np
 
 from kit.errors import UserError, suggest
 from kit.sim.studio import looking, studio
-from kit.tasks.robot_file import HINGE, check_ranges, checked_home, hinges, load, ranges, torque_limits
+from kit.tasks.robot_file import HINGE, check_ranges, checked_home, compiled, hinges, load, ranges, torque_limits
 
-HAND, GOAL = "kit/hand", "goal"
+HAND, GOAL = "kit/hand", "kit/goal"
 GOALS, FLOOR_M = 1024, 0.05
 """Number of goal positions, and their least height above the floor."""
 GAIN_S, ARMATURE = 2.0, 0.002
@@ -46,14 +46,16 @@ def find_arm(robot: str, hand: str | None = None, home: Mapping[str, float] | No
     to the hand, such as fingers, are welded.
     """
     spec = load(robot)
-    original = spec.compile()
+    original = compiled(robot, spec)
     if original.njnt and original.jnt_type[0] != HINGE and original.body_parentid[original.jnt_bodyid[0]] == 0:
         raise UserError(f"robot {robot!r} is not fixed to the world; use env='joystick:{robot}' if it has legs.")
     position_b, body = _hand(robot, original, hand)
     chain = _chain(original, body)
+    if hand is not None and not chain:
+        raise UserError(f"env_options hand={hand!r} is moved by no joint of {robot}; name a body or site of the arm.")
     keys = [original.key(i) for i in range(original.nkey)]
     start = {name: float(keys[0].qpos[original.joint(name).qposadr[0]]) for name in chain} if keys else {}
-    for part in [*spec.actuators, *spec.keys, *spec.pairs, *spec.equalities, *spec.tendons]:
+    for part in [*spec.actuators, *spec.keys, *spec.equalities, *spec.tendons]:
         spec.delete(part)
     for joint in list(spec.joints):
         if joint.name not in chain:
@@ -67,14 +69,14 @@ def find_arm(robot: str, hand: str | None = None, home: Mapping[str, float] | No
         geom.contype = geom.conaffinity = 0
     spec.option.timestep, spec.option.integrator = 0.002, mujoco.mjtIntegrator.mjINT_IMPLICITFAST
     spec.body(original.body(body).name).add_site(name=HAND, pos=position_b)
-    model = spec.compile()
+    model = compiled(robot, spec)
     joints = hinges(robot, model)
     angles = _start(robot, model, joints, start, {} if home is None else home)
     goals = _goals(robot, model, joints, angles)
     centre = goals.mean(0)
     reach_m = float(np.linalg.norm(goals - centre, axis=1).max())
     _show(spec, centre, reach_m)
-    return Arm(spec.compile(), angles, goals, centre, reach_m)
+    return Arm(compiled(robot, spec), angles, goals, centre, reach_m)
 
 
 def _hand(robot: str, model: mujoco.MjModel, hand: str | None) -> tuple[np.ndarray, int]:
