@@ -225,10 +225,8 @@ def create(
         from kit.stores import open_store
 
         open_store(config.store, write=True)  # raises now, not after an hour, if the store cannot be written
-    stem, count = config.run_name, 1
-    while requested["run_name"] is None and (Path(config.runs_dir).expanduser() / str(config.run_name)).exists():
-        count += 1  # two runs in one second
-        config = config.replace(run_name=f"{stem}-{count}")
+    if requested["run_name"] is None:  # two runs may start in one second
+        config = directory.with_free_name(config)
     path = directory.create(config)
     try:
         status.Status.create(path, config.total_steps, plan=planned.sentence)

@@ -65,6 +65,16 @@ def create(config: RunConfig) -> Path:
     return path
 
 
+def with_free_name(config: RunConfig) -> RunConfig:
+    """Return `config` with "-2", "-3" ... after its run_name if a run of this name exists."""
+    named, count = config, 1
+    with contextlib.suppress(OSError):  # a folder that cannot be read: `create` says so
+        while (Path(config.runs_dir).expanduser() / str(named.run_name)).exists():
+            count += 1
+            named = config.replace(run_name=f"{config.run_name}-{count}")
+    return named
+
+
 def free(config: RunConfig) -> Path:
     """Return the path for a new run of `config`, which must have a name. Raises `UserError` if the path exists."""
     path = Path(config.runs_dir).expanduser() / str(config.run_name)

@@ -43,8 +43,8 @@ def test_go1_trains_and_is_tried_on_other_grounds(workplace: Path) -> None:
     assert list(second.config.env_options["weights"].values()) == [0.0]
     assert re.search(r"puppies:Puppy with PPO: \d+ % success after 256 steps", shown)
     assert "eval/velocity_error" in shown and "eval/reward/feet_clearance" in shown
-    assert shown.count("data:video/mp4;base64") == 4, "report, three cameras, two dogs late, with and without the term"
-    assert shown.count('"image/png": ') == 7, "commands, pay and stages; the poster of each video"
+    assert shown.count("data:video/mp4;base64") == 5, "two reports, cameras, two dogs late, with and without the term"
+    assert shown.count('"image/png": ') == 8, "commands, pay and stages; the poster of each video"
 
 
 def test_g1_run_without_gpu_is_reduced_with_a_message(capsys: pytest.CaptureFixture[str]) -> None:

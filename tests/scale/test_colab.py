@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -110,8 +111,12 @@ def test_ctrl_c_while_a_machine_is_rented_ends_its_session(machine: Path, monkey
     monkeypatch.setenv("HF_TOKEN", "hf_x")
     rents = f'#!/bin/sh\necho "$@" >> {machine}/calls\n[ "$1" = new ] || exit 0\nkill -INT $PPID\nsleep 5\n'
     put(machine.parent / "bin/colab", rents)
-    with pytest.raises(KeyboardInterrupt):
-        colab.launch(cloud.task("reach.yaml", spot=False), None, None)
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background process ignores SIGINT
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            colab.launch(cloud.task("reach.yaml", spot=False), None, None)
+    finally:
+        signal.signal(signal.SIGINT, handler)
     assert [words[0] for words in calls(machine)] == ["new", "stop"]
 
 
