@@ -182,7 +182,7 @@ def _extractor(
         raise UserError(f"encoder={encoder!r} needs vectors and this env gives images; use nature_cnn or auto.")
     stacks = any(len(image.shape) == 4 for image in images)
     sb3_default = not stacks and not options and not own and encoder in ("auto", "nature_cnn")
-    if options and not images:
+    if options and not images and not isinstance(space, spaces.Dict):  # SB3's extractor of a Dict has options
         raise UserError(
             f"{OPTIONS}={dict(options)!r} are an encoder's options, and encoder={encoder!r} has none for {space}; "
             "leave them out, or set encoder to a module:Class of yours."

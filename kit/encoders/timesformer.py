@@ -13,9 +13,6 @@ from kit.encoders.r3d18 import torchvision
 from kit.encoders.weights import Pretrained, PretrainedExtractor
 from kit.errors import UserError
 
-MEAN, STD = 0.45, 0.225
-"""Mean and std of pixels from 0 to 1 in the published checkpoints' preprocessor_config.json, for example of
-facebook/timesformer-base-finetuned-k400."""
 PATCH = 16
 """Side of a patch in pixels."""
 TINY: dict[str, Any] = {"hidden_size": 96, "num_hidden_layers": 4, "num_attention_heads": 3, "intermediate_size": 192}
@@ -27,10 +24,23 @@ class TimesformerEncoder(PretrainedExtractor):
 
     `weights`: a checkpoint's name on the Hugging Face Hub or its folder (config.json and model.safetensors), made for
     clips of the env's length and size; or None for a small network (0.6 M) with random weights. With `frozen` the
-    weights never change.
+    weights never change. Pixels from 0 to 1 are scaled to (pixel - `mean`) / `std`; most published checkpoints were
+    trained with 0.45 and 0.225 (their preprocessor_config.json), some with 0.5 and 0.5.
     """
 
     name = "timesformer"
+
+    def __init__(
+        self,
+        observation_space: Space,
+        features: int = 128,
+        weights: str | None = None,
+        frozen: bool = False,
+        mean: float = 0.5,
+        std: float = 0.5,
+    ) -> None:
+        self.mean, self.std = mean, std
+        super().__init__(observation_space, features, weights, frozen)
 
     @classmethod
     def check(cls, observation_space: Space, **options: Any) -> None:
@@ -48,8 +58,7 @@ class TimesformerEncoder(PretrainedExtractor):
             )
 
     def eye(self, shape: tuple[int, int, int, int]) -> nn.Module:
-        scale = (MEAN, STD) if self.weights else (0.5, 0.5)  # a network without weights gets values from -1 to 1
-        return _ClassToken(Pretrained(_network(self.weights, shape), self.frozen), *scale)
+        return _ClassToken(Pretrained(_network(self.weights, shape), self.frozen), self.mean, self.std)
 
 
 class _ClassToken(nn.Module):

@@ -15,7 +15,7 @@ from gymnasium import spaces
 
 from kit.envs.contract import TOTALS
 from kit.envs.obs import Obs, leaves
-from kit.envs.task import MujocoTask, Task
+from kit.envs.task import Task
 from kit.errors import UserError, suggest
 
 
@@ -39,10 +39,13 @@ def check_spaces(name: str, observation_space: gymnasium.Space, action_space: gy
         raise UserError(f"env={name!r}: action_space has no finite bounds; {hint}.")
 
 
-def check_declared(task: Task) -> None:
-    """Raise `UserError` if `task` lacks an attribute that `kit.envs.Task` declares without a value."""
-    of_model = ("model", "substeps") if isinstance(task, MujocoTask) else ("control_dt_s",)
-    for attribute in ("observation_space", "action_space", "episode_steps", *of_model):
+SPACES, TIMES = ("observation_space", "action_space"), ("episode_steps", "control_dt_s")
+"""Attributes that `kit.envs.Task` declares without a value; `build` may still set those of `TIMES`."""
+
+
+def check_declared(task: Task, attributes: tuple[str, ...]) -> None:
+    """Raise `UserError` if `task` lacks one of `attributes`."""
+    for attribute in attributes:
         if not hasattr(task, attribute):
             raise UserError(f"env={task.name!r} has no {attribute}; set it in the class or in its constructor.")
 

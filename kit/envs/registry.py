@@ -176,9 +176,9 @@ def _describe(env: str, entry: Any, options: dict[str, Any]) -> Spaces:
     if _is_task(entry):
         task = _construct(env, entry, options)
         from kit.envs.groups import delivered_obs
-        from kit.envs.outputs import check_declared
+        from kit.envs.outputs import SPACES, check_declared
 
-        check_declared(task)
+        check_declared(task, SPACES)
         obs = delivered_obs(task)
         return Spaces(
             obs.observation_space, task.action_space, True, hasattr(task, "model"), obs.obs_groups,
@@ -319,7 +319,7 @@ def _check_names(env: str, task: type, options: Mapping[str, object]) -> None:
 
 
 def _import(env: str, module: str) -> Any:
-    if module.endswith(".py") or not all(part.isidentifier() for part in module.split(".")):
+    if module.endswith(".py") or "/" in module or not all(module.split(".")):
         raise UserError(f"env={env!r}: {module!r} is no module's name; write module:Class, without folder or .py.")
     trust.check(env, module)
     try:

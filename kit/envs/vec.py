@@ -17,7 +17,7 @@ from kit.envs.groups import delivered_obs
 from kit.envs.masks import maybe_any
 from kit.envs.mirror import Mirror
 from kit.envs.obs import POLICY, Obs, pick, prefixed, select, tree_map, with_prefix
-from kit.envs.outputs import check_declared, check_first_obs, check_first_step
+from kit.envs.outputs import SPACES, TIMES, check_declared, check_first_obs, check_first_step
 from kit.envs.randomize import OPTION, Randomizer
 from kit.envs.task import MujocoTask, Task
 from kit.envs.task_info import TaskInfo
@@ -41,9 +41,10 @@ class TensorEnv(BatchEnv):
         reset."""
         if not hasattr(task, "name"):
             task.name = type(task).__name__
-        check_declared(task)
+        check_declared(task, SPACES)
         delivered = delivered_obs(task)
         task.build(num_envs, device, threads)
+        check_declared(task, TIMES)
         self.task, self.num_envs, self.device, self.dtype = task, num_envs, task.device, dtype
         self.autoreset = autoreset
         self.cameras, self.episode_steps = task.cameras, task.episode_steps

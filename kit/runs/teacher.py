@@ -87,9 +87,9 @@ class PolicyTeacher:
         return {"config": json.dumps(self._config.to_dict()), **policy, **hidden}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        self._hidden_state = tuple(
-            state[f"hidden_state/{i}"].to(now.device) for i, now in enumerate(self._hidden_state)
-        )
+        saved = tuple(state[f"hidden_state/{i}"].to(now.device) for i, now in enumerate(self._hidden_state))
+        if all(then.shape == now.shape for then, now in zip(saved, self._hidden_state, strict=True)):
+            self._hidden_state = saved  # else of another number of envs, which start new episodes
 
 
 class _GroupPlayer:

@@ -87,7 +87,8 @@ def task(
         jobs = [(run.run_name or Path(path).stem, run.store, run.processes) for run in configs_of(path)]
         entries = content if isinstance(content, list) else [content, *content.get("jobs", [])]
         for key, source in ((key, entry.get(key)) for entry in entries for key in ("start_from", "teacher", "dataset")):
-            if source not in (None, SCRIPTED) and not _is_remote(str(source), volume):
+            scripted = str(source).partition(":")[0] == SCRIPTED
+            if source is not None and not scripted and not _is_remote(str(source), volume):
                 raise UserError(f"{path}: {key}={source!r} is not on the rented machine; give its URL in a store.")
     for name, store, _ in jobs:
         if not _is_remote(store or "", volume) or str(store).partition(":")[0].lower() in LOST:

@@ -142,10 +142,12 @@ class NotebookJob:
         if self._process is not None:
             try:
                 self._process.wait(seconds)
-            except subprocess.TimeoutExpired:  # while it does not train, `stop` does nothing
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(self._process.pid, signal.SIGTERM)
-                self.stop()  # it may have started its run in the meantime
+            except subprocess.TimeoutExpired:
+                if (run := self.run) is not None and run.is_working():
+                    self.stop()  # it may have started its run in the meantime; it ends after the run's checkpoint
+                else:  # `stop` does nothing while it does not train
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(self._process.pid, signal.SIGTERM)
 
     def row(self) -> dict[str, Any]:
         done, progress = self.result, read_json(self.path / PROGRESS, {})

@@ -50,7 +50,7 @@ class Plan:
     trials: int = TRIALS
     seed: int = 0
     pruner: str = "median"
-    kinds: tuple[RunConfig, ...] = ()
+    kinds: tuple[RunConfig, ...] = field(default=(), compare=False)  # their default names contain the time
     """Resolved example configs: one for each device on which a trial may train."""
 
     @property
@@ -139,7 +139,7 @@ def _is_valid(min: Any, max: Any, log: Any = False, step: Any = None) -> bool:
     numbers = [min, max] if step is None else [min, max, step]
     if not all(type(number) in (int, float) and math.isfinite(number) for number in numbers):
         return False
-    if log and (min <= 0 or step is not None):
+    if log and (min <= 0 or (step is not None and not (step == 1 and _is_whole(min, max)))):
         return False
     return min <= max and (step is None or (step > 0 and (isinstance(step, int) or not _is_whole(min, max))))
 

@@ -182,6 +182,7 @@ def _search(
         while unfinished or len(study.trials) < planned.trials:
             trial = unfinished.pop(0) if unfinished else _next_trial(search)
             values = suggest(trial, planned.space)
+            # without its values in the store, another machine would draw others for this trial
             while store_folder is not None and not store_folder.put(JOURNAL, now=True):
                 update()
                 on_progress(search)

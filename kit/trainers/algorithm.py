@@ -88,10 +88,12 @@ def find(algo: str) -> Algorithm:
     if algo in ALGOS:
         return importlib.import_module(ALGOS[algo]).ALGORITHM
     module, _, name = algo.partition(":")
+    if not all(module.split(".")):
+        raise UserError(f"algo={algo!r}: {module!r} is no module's name; write module:NAME of an Algorithm.")
     trust.check(algo, module)
     try:
         record = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, TypeError) as error:  # TypeError: a relative name such as .mine
+    except (ImportError, AttributeError) as error:
         raise UserError(f"algo={algo!r} cannot be loaded ({error}); write module:NAME of an Algorithm.") from None
     if not isinstance(record, Algorithm):
         raise UserError(f"algo={algo!r} is not a record (kit.trainers.algorithm.Algorithm); name the record.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
 import types
 import typing
@@ -50,8 +51,8 @@ COUNTS = {
 }
 """Hyperparameters that must be whole numbers -> smallest valid value."""
 
-LEARNT = {"ent_coef": r"auto(_(?!0*\.?0*$)\d*\.?\d+)?", "target_entropy": "auto"}
-"""Hyperparameters that SAC can learn or choose -> pattern of a text that says so; auto_0.1 starts with 0.1."""
+LEARNT = ("ent_coef", "target_entropy")
+"""Hyperparameters of SAC that may be a text: auto, a number, and for ent_coef auto_0.1, to start with 0.1."""
 
 
 def complete(algorithm: Algorithm, row: Row, overrides: Mapping[str, Any]) -> Row:
@@ -68,7 +69,7 @@ def complete(algorithm: Algorithm, row: Row, overrides: Mapping[str, Any]) -> Ro
     least = dict(COUNTS)
     if "train_freq" not in known:  # imitation: -1, as many as env steps, has no meaning there
         least["gradient_steps"] = 1
-    if "n_epochs" in known:  # PPO divides by the standard deviation of a minibatch's advantages
+    if "n_epochs" in known and converted.get("normalize_advantage", True):  # by the standard deviation of a minibatch
         least["batch_size"] = 2
     for name, value in converted.items():
         if name in least and not isinstance(value, tuple):  # train_freq may be (1, "episode")
@@ -138,8 +139,10 @@ def _argument(name: str, value: Any, annotation: Any) -> Any:
     if schedule and isinstance(value, str):
         return _schedule(name, value)
     _check_range(name, value, value)
-    if isinstance(value, str) and name in LEARNT and not re.fullmatch(LEARNT[name], value):
-        raise UserError(f"overrides {name}={value!r} must be a number, or auto.")
+    if isinstance(value, str) and name in LEARNT and value != "auto":
+        start = value.removeprefix("auto_") if name == "ent_coef" else value
+        if not _is_number(start) or (start != value and float(start) <= 0):
+            raise UserError(f"overrides {name}={value!r} must be a number, or auto.")
     if isinstance(value, list) and tuple in kinds:
         return tuple(value)
     if isinstance(value, int) and not isinstance(value, bool) and float in kinds and int not in kinds:
@@ -164,6 +167,13 @@ def _schedule(name: str, text: str) -> LinearSchedule:
         raise UserError(f"overrides {name}={text!r} is not a schedule{remedy}.")
     _check_range(name, text, float(match[1]))
     return LinearSchedule(float(match[1]), 0.0, 1.0)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
 
 
 def _check_range(name: str, written: Any, value: Any) -> None:

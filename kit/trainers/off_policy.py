@@ -225,7 +225,7 @@ def keep_ratio(hyper: Row, n_envs: int, row: Row, requested: Mapping[str, Any]) 
     and 4.17 with 32.
     """
     steps = int(row.get("gradient_steps", -1))
-    if steps < 0 or {"train_freq", "gradient_steps"} & set(requested):
+    if steps <= 0 or {"train_freq", "gradient_steps"} & set(requested):
         return hyper
     return {**hyper, "gradient_steps": max(1, round(steps * n_envs / int(row.get("n_envs", n_envs))))}
 

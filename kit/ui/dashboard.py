@@ -234,7 +234,8 @@ class Dashboard:
         if now["state"] == "running":
             run.pause()
             self.say("Pausing…")
-            run.wait(until=lambda now: now["state"] != "running")  # an evaluation may take minutes
+            with contextlib.suppress(TimeoutError):  # another program may have withdrawn the pause
+                run.wait(600, until=lambda now: now["state"] != "running")  # an evaluation may take minutes
         elif now["state"] == "paused":
             run.unpause()
         elif not run.is_working(now):

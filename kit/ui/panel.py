@@ -233,6 +233,7 @@ class TrainPanel(Panel):
         runs = working_runs(self.config.runs_dir)
         self._draw_watch_button(runs)
         if not (self.is_working or self._starting) and self._at_work != {run.name for run in runs}:
+            self._at_work = {run.name for run in runs}
             self._edited()  # the estimate says which other run slows this one down
 
     def _watch_again(self) -> None:

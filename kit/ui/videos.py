@@ -21,6 +21,7 @@ from typing import Any
 from kit import envs
 from kit.envs import child_environ
 from kit.errors import UserError
+from kit.format.checkpoint import Damaged
 from kit.machine.progress import progress_bar
 from kit.machine.settings import worker_environment
 from kit.runs.divergence import recordings, video_path
@@ -59,7 +60,7 @@ class PolicyVideo:
         usual = (self.size, self.episodes) == (PolicyVideo.size, EPISODES)
         if len(self.views) == 1 and not camera and usual and not options:
             return folder / f"step_{step:09d}.mp4"
-        views = [(view.run.name, *view[1:4], dict(view.env_options), _file_of(view)) for view in self.views]
+        views = [(view.run.name, *view[1:4], dict(view.env_options), _weights_of(view)) for view in self.views]
         key = views, self.size, self.episodes
         return folder / "views" / f"{hashlib.sha256(repr(key).encode()).hexdigest()[:16]}.mp4"
 
@@ -83,10 +84,15 @@ class PolicyVideo:
         return kit_video(self.views[0].run, arguments, nice, stderr)
 
 
-def _file_of(view: View) -> tuple[str, int] | None:
-    """Return path and time of the checkpoint with the view's policy; None for the initial policy, which has none."""
+def _weights_of(view: View) -> str | None:
+    """Return the SHA-256 of the weights of the view's policy; None for the initial policy, which has no file."""
     saved = view.run.find_or_new(view.step)
-    return None if saved is None else (str(saved.path), saved.path.stat().st_mtime_ns)
+    if saved is None:
+        return None
+    try:
+        return str(saved.files()[f"{saved.folder}/policy.safetensors"]["sha256"])
+    except (Damaged, KeyError):
+        return str(saved.path.stat().st_mtime_ns)
 
 
 def kit_video(run: Run, arguments: Sequence[str], nice: int, stderr: int) -> subprocess.Popen[str]:
@@ -125,18 +131,19 @@ def missing_video(run: Run) -> PolicyVideo | None:
 
 
 def _can_render(run: Run) -> bool:
-    return _has_camera(run.config.env, json.dumps(run.config.env_options))
+    try:
+        entry: Any = envs.find(run.config.env)
+        if getattr(entry, "cameras", None) != ():  # a class with cameras, or a Gymnasium env
+            return True
+        return _has_camera(entry, run.config.env, json.dumps(run.config.env_options))
+    except Exception:  # of the user's task: the recording process reports it
+        return True
 
 
 @cache
-def _has_camera(env: str, options: str) -> bool:
-    """Whether the task `env` has a camera. `options`: its env_options as JSON."""
-    try:
-        if getattr(envs.find(env), "cameras", None) != ():  # a class with cameras, or a Gymnasium env
-            return True
-        one = envs.make_vec(env, 1, threads=1, env_options=envs.without_opponents(env, json.loads(options)))
-    except UserError:  # the recording process then reports the error
-        return True
+def _has_camera(entry: object, env: str, options: str) -> bool:
+    """Whether the task `env` of class `entry` has a camera. `options`: its env_options as JSON."""
+    one = envs.make_vec(env, 1, threads=1, env_options=envs.without_opponents(env, json.loads(options)))
     one.close()
     return bool(one.cameras)
 

@@ -117,12 +117,17 @@ def test_a_choice_that_was_edited_is_refused_before_a_trial_starts() -> None:
     assert not local_runs()
 
 
-def test_a_search_that_waits_for_another_machine_can_be_stopped(tmp_path: Path) -> None:
+def test_a_search_that_waits_for_another_machine_can_be_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = write(trials=1, space=SPACE)
     path.write_text(path.read_text() + f"store: {tmp_path / 'store'}\n")
     lease.acquire(open_store(tmp_path / "store", write=True), "search.sweep", "another", ttl_s=1000)
     waits = kit.launch_sweep(path)
-    assert kit.launch_sweep(path) is waits, "the cell was executed twice"
+    with monkeypatch.context() as later:
+        later.setattr("kit.config.default_name", lambda config: "another-second")
+        later.setattr("kit.trainers.planning.default_name", lambda config: "another-second")
+        assert kit.launch_sweep(path) is waits, "the cell was executed twice"
     waits.stop()
     began = time.monotonic()
     with pytest.raises(UserError, match="was stopped"):

@@ -31,6 +31,8 @@ def test_valid_overrides_are_converted() -> None:
     assert result["normalize"] == {"norm_reward": False, "clip_obs": 5.0}
     assert result["policy_kwargs"]["activation_fn"] is torch.nn.ELU
     assert arguments(find("SAC"), {"train_freq": [2, "step"], "ent_coef": "auto_0.1"})["train_freq"] == (2, "step")
+    for text in ("auto", "auto_5e-05", "auto_1.", "0.1"):  # as SB3 reads them
+        assert arguments(find("SAC"), {"ent_coef": text})["ent_coef"] == text
 
 
 @pytest.mark.parametrize(
