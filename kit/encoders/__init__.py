@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 ASYMMETRIC = "AsymmetricPolicy"
 """Policy name for an actor and a critic with different observation groups, `kit.encoders.asymmetric`."""
+OF_DICTS = {"cnn_output_dim", "normalized_image"}
+"""Options of SB3's `CombinedExtractor`, for Dict observations without images."""
 OPTIONS = "features_extractor_kwargs"
 """Key of SB3's policy_kwargs that holds an encoder's options."""
 
@@ -182,7 +184,7 @@ def _extractor(
         raise UserError(f"encoder={encoder!r} needs vectors and this env gives images; use nature_cnn or auto.")
     stacks = any(len(image.shape) == 4 for image in images)
     sb3_default = not stacks and not options and not own and encoder in ("auto", "nature_cnn")
-    if options and not images and not isinstance(space, spaces.Dict):  # SB3's extractor of a Dict has options
+    if not images and not set(options) <= (OF_DICTS if isinstance(space, spaces.Dict) else set()):
         raise UserError(
             f"{OPTIONS}={dict(options)!r} are an encoder's options, and encoder={encoder!r} has none for {space}; "
             "leave them out, or set encoder to a module:Class of yours."

@@ -298,7 +298,7 @@ def rate_of(marks: list[tuple[float, int]]) -> float:
 def _evaluation(config: RunConfig, trainer: Any, seconds: float) -> float:
     """Return the estimated duration of one evaluation, s. Plays a part of it, in separate envs."""
     from kit.envs.play import play
-    from kit.runs.evaluation import during_training
+    from kit.trainers.planning import during_training
 
     env = _make_env(during_training(config), EVALUATION_ENVS)
     steps = play(env, trainer.as_actor(), env.reset(config.seed))

@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kit import encoders, envs
+from kit import envs
 from kit.config import RunConfig
 from kit.errors import UserError, check_whole
 from kit.machine.settings import one_thread
@@ -40,18 +40,6 @@ TERM, RATE = "reward/", "_per_minute"
 """Metrics with the prefix TERM or the suffix RATE are summed over each episode; others are read at its last step.
 
 With the suffix RATE, the mean of these sums is divided by the mean episode length in simulated minutes."""
-
-
-def during_training(config: RunConfig) -> RunConfig:
-    """Return `config` with the device for evaluations during training: the CPU for physics without image observations.
-
-    A GPU needs as long for a step of a few robots as for one of thousands: an evaluation of Ant took ten seconds on an
-    H200, which trains a million steps in that time, and five seconds on two slow CPU cores. Image observations are
-    rendered on the training device.
-    """
-    env = envs.describe(config.env, config.env_options)
-    images = encoders.sees_images(env.observation_space)
-    return config.replace(device="cpu") if env.physics and not images else config
 
 
 def _default_episodes(physics: bool) -> int:

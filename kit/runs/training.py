@@ -68,9 +68,10 @@ class Training:
             raise
 
     def _build(self, config: RunConfig) -> None:
-        from kit.runs.evaluation import EVAL_SEED, Evaluator, during_training
+        from kit.runs.evaluation import EVAL_SEED, Evaluator
         from kit.runs.opponents import make_env
         from kit.trainers import make_trainer
+        from kit.trainers.planning import during_training
 
         settings.apply(config.device)
         group, rank_config = None, config

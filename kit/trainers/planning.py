@@ -179,6 +179,18 @@ def check_dataset(record: Algorithm, config: RunConfig) -> None:
         )
 
 
+def during_training(config: RunConfig) -> RunConfig:
+    """Return `config` with the device for evaluations during training: the CPU for physics without image observations.
+
+    A GPU needs as long for a step of a few robots as for one of thousands: an evaluation of Ant took ten seconds on an
+    H200, which trains a million steps in that time, and five seconds on two slow CPU cores. Image observations are
+    rendered on the training device.
+    """
+    env = envs.describe(config.env, config.env_options)
+    images = encoders.sees_images(env.observation_space)
+    return config.replace(device="cpu") if env.physics and not images else config
+
+
 def config_of_rank(record: Algorithm, config: RunConfig, rank: int = 0, on_this_machine: int = 1) -> RunConfig:
     """Return the config of one `rank` of a distributed run: its share of envs, batch and threads, and its own seed.
 

@@ -10,7 +10,8 @@ from kit.envs.obs import Obs
 from kit.envs.play import HiddenState
 from kit.errors import UserError
 from kit.runs import evaluation
-from kit.runs.evaluation import Evaluator, during_training
+from kit.runs.evaluation import Evaluator
+from kit.trainers.planning import during_training
 
 
 @pytest.mark.parametrize(
