@@ -40,6 +40,11 @@ def suggest(name: str, valid: Iterable[str]) -> str:
     return f"{hint}valid are {', '.join(spelled.values())}"
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of the message of `error`, or its class's name if it has none."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
 def check_names(field: str, given: Mapping[str, Any], owner: str, known: Collection[str]) -> None:
     """Raise `UserError` if a key of `given` is not in `known`. `field`: the RunConfig field; `owner`: what has the
     names `known`, such as the task or the algorithm."""

@@ -11,7 +11,7 @@ from torch import nn
 
 from kit.encoders.r3d18 import torchvision
 from kit.encoders.weights import Pretrained, PretrainedExtractor
-from kit.errors import UserError
+from kit.errors import UserError, first_line
 
 PATCH = 16
 """Side of a patch in pixels."""
@@ -93,7 +93,7 @@ def _network(weights: str | None, shape: tuple[int, int, int, int]) -> Any:
     try:
         net = model.from_pretrained(local if local.exists() else weights)
     except Exception as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise UserError(f"weights={weights!r} cannot be loaded ({reason}); give a checkpoint's folder.") from None
     trained = net.config.num_frames, net.config.num_channels, net.config.image_size, net.config.image_size
     if trained != shape:

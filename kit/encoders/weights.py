@@ -11,7 +11,7 @@ from gymnasium import Space
 from torch import nn
 
 from kit.encoders.extractor import ImageExtractor
-from kit.errors import UserError
+from kit.errors import UserError, first_line
 
 
 class Pretrained(nn.Module):
@@ -63,7 +63,7 @@ def read_weights(path: str | Path) -> dict[str, torch.Tensor]:
             return load_file(path)
         values = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         remedy = "give a complete .safetensors or .pth file"
         raise UserError(f"weights={str(path)!r} cannot be read as weights ({reason}); {remedy}.") from None
     if not isinstance(values, Mapping) or not all(isinstance(value, torch.Tensor) for value in values.values()):

@@ -20,7 +20,7 @@ from kit.envs.task import Task
 from kit.errors import UserError, check_whole
 
 N, SEED = 3, 0
-"""Number of envs in a check, and their seed. A tensor of 3 rows is assumed to have one row per env (`_kept`)."""
+"""Number of envs in a check, and their seed. `_kept` looks for the task's tensors with this number of rows."""
 REPEATED = 20
 """Steps that are simulated twice, to compare the results bit for bit."""
 Say = Callable[[str], object]

@@ -133,6 +133,7 @@ class Spaces(NamedTuple):
     """See `BatchEnv.frames`."""
     mirror: Mirror | None = None
     """See `BatchEnv.mirror`."""
+    has_camera: bool = True
 
 
 def opponents(env: str, env_options: Mapping[str, Any] | None = None) -> dict[str, list[str]]:
@@ -183,6 +184,7 @@ def _describe(env: str, entry: Any, options: dict[str, Any]) -> Spaces:
         return Spaces(
             obs.observation_space, task.action_space, True, hasattr(task, "model"), obs.obs_groups,
             tuple(task.obs_groups), _scripts(task), obs.frames, task.mirror,
+            bool(task.cameras),
         )  # fmt: skip
     from kit.envs.gymnasium_env import GymnasiumEnv
 

@@ -16,7 +16,7 @@ from kit.format.layout import DIVERGENCES
 from kit.machine.settings import one_thread
 from kit.runs.opponents import make_env
 from kit.runs.run import Run
-from kit.runs.video import FPS, HOLD_S, RED, WHITE, Progress, captioned, check_camera, no_progress, writing
+from kit.runs.video import FPS, HOLD_S, RED, WHITE, Progress, cameras_of, captioned, check_camera, no_progress, writing
 
 if TYPE_CHECKING:
     import torch
@@ -71,11 +71,9 @@ def record_divergence(
     rows, path = load(found[-1]), path or video_path(found[-1])
     env = make_env(run.config.replace(device="cpu"), 1, run.config.seed, 1)
     try:
-        shown = env.cameras[:1] if camera is None else (camera,)
-        if not shown:
-            raise UserError(f"env={run.config.env!r} has no camera for a video; name some in `cameras` of its class.")
-        for name in shown:
-            check_camera(name, env, run)
+        if camera is not None:
+            check_camera(camera, env, run)
+        shown = (camera or cameras_of(env, run)[0],)
         steps, repeats = len(rows["qpos"]), max(1, round(FPS * SLOWER * env.control_dt_s))
         fps = repeats / (SLOWER * env.control_dt_s)
         with writing(path, (size, size), fps) as add:

@@ -264,6 +264,13 @@ def _grid(players: Sequence[_Player], size: int) -> np.ndarray:
     return np.concatenate(rows)
 
 
+def cameras_of(env: BatchEnv, run: Run) -> tuple[str, ...]:
+    """Return the names of the cameras of `env`, an env of `run`. Raises `UserError` if it has none."""
+    if not env.cameras:
+        raise UserError(f"env={run.config.env!r} has no camera for a video; name some in `cameras` of its class.")
+    return tuple(env.cameras)
+
+
 def check_camera(camera: str, env: BatchEnv, run: Run) -> None:
     """Raise `UserError` if `env`, an env of `run`, has no camera named `camera`."""
     if camera not in env.cameras:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kit.config import RunConfig
-from kit.errors import UserError
+from kit.errors import UserError, first_line
 from kit.format import checkpoint
 from kit.runs.finding import locate_step
 from kit.runs.opponents import make_env
@@ -135,7 +135,7 @@ def _from_zip(path: Path, trust: bool, algo: str) -> WarmStart:
     try:
         model: Any = record.stock.load(path, device="cpu")
     except Exception as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise UserError(f"start_from={str(path)!r} does not load as {algo} ({reason}); set another algo.") from None
     hyper = {name: getattr(model, name) for name in record.imported}
     policy = {name: model.policy_kwargs[name] for name in POLICY_KWARGS if name in model.policy_kwargs}

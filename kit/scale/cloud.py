@@ -42,8 +42,9 @@ SECRETS = {"hf": ("HF_TOKEN",), "s3": ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_K
 """URL scheme of a store -> environment variables with the store's keys. The task contains only their names."""
 LOST = ("file", "local", "memory", "gdrive-link", "http", "https")
 """URL schemes of stores that are lost with the machine, or that cannot be written."""
-EXTRAS = {"jobs": "video,stores,s3,gpu", "sweep": "video,stores,s3,gpu,scale"}
-EXTRAS |= {"notebook": "notebook,video,stores,s3,gpu"}
+EXTRAS = {
+    "jobs": "video,stores,s3,gpu", "sweep": "video,stores,s3,gpu,scale", "notebook": "notebook,video,stores,s3,gpu",
+}  # fmt: skip
 """Kind of file (`kit.scale.files.kind`) -> extras with which the machine installs kit."""
 
 PROVIDERS = {"aws": {"spot"}, "runpod": {"spot", "volumes"}, "lambda": set[str]()}

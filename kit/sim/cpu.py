@@ -124,7 +124,7 @@ class CpuSim(Simulator):
         self._diverged = self._diagnose() if self._worlds.warned else None
 
     def _turns(self, substeps: int) -> list[Turn]:
-        """Return the turns of a step, in order: each is a world and the substeps that a thread takes in it at once.
+        """Return the turns of a step in order: (world, substeps done at once, substeps left for later).
 
         Short turns at the end of a step shorten the wait for the last thread. So, if there are at least four worlds per
         thread, two worlds per thread keep a fifth of their substeps for a second turn at the end. 16 Ants on two

@@ -12,7 +12,7 @@ from kit.runs.evaluation import evaluate
 from kit.runs.finding import local_runs
 from kit.runs.opponents import make_env
 from kit.runs.run import Run
-from kit.runs.video import COLUMNS, View, failures_first
+from kit.runs.video import COLUMNS, View, cameras_of, failures_first
 from kit.ui.panel import Panel
 from kit.ui.style import Page, percent
 from kit.ui.videos import EPISODES, PolicyVideo, players
@@ -129,12 +129,9 @@ def _cells(row: dict[str, Any]) -> list[str]:
 
 
 def _cameras(run: Run) -> tuple[str, ...]:
-    """Return the names of the task's cameras. Raises `UserError` if it has none."""
     env = make_env(run.config.replace(device="cpu"), 1, run.config.seed)
     env.close()
-    if not env.cameras:
-        raise UserError(f"env={run.config.env!r} has no camera for a video; name some in `cameras` of its class.")
-    return tuple(env.cameras)
+    return cameras_of(env, run)
 
 
 def _title(run: Run, step: int) -> str:

@@ -6,7 +6,6 @@ import base64
 import contextlib
 import hashlib
 import html
-import json
 import re
 import subprocess
 import sys
@@ -132,20 +131,9 @@ def missing_video(run: Run) -> PolicyVideo | None:
 
 def _can_render(run: Run) -> bool:
     try:
-        entry: Any = envs.find(run.config.env)
-        if getattr(entry, "cameras", None) != ():  # a class with cameras, or a Gymnasium env
-            return True
-        return _has_camera(entry, run.config.env, json.dumps(run.config.env_options))
+        return envs.describe(run.config.env, run.config.env_options).has_camera
     except Exception:  # of the user's task: the recording process reports it
         return True
-
-
-@cache
-def _has_camera(entry: object, env: str, options: str) -> bool:
-    """Whether the task `env` of class `entry` has a camera. `options`: its env_options as JSON."""
-    one = envs.make_vec(env, 1, threads=1, env_options=envs.without_opponents(env, json.loads(options)))
-    one.close()
-    return bool(one.cameras)
 
 
 def record_last(run: Run) -> str:

@@ -49,8 +49,8 @@ ALL_ENVS = "all, side by side"
 
 BY_HAND = "by hand"
 KEYS = (("I", "K"), ("J", "L"), ("U", "O"))
-"""Keys that increase and decrease x, y and z of the target, a marker that the hand of Reach follows, or the velocity
-forward, left and around that a walking robot is commanded.
+"""Pairs of keys. Each pair increases and decreases one number: x, y or z of Reach's target, or the commanded velocity
+(forward, left, turn) of a walking robot.
 
 Arrow keys are not used: viser turns the camera with them, even if a command has the same key."""
 NUDGE_M = 0.02
@@ -431,7 +431,7 @@ def view(
     env_options: dict[str, Any] | None = None,
     n_envs: int = 1,
 ) -> Viewer:
-    """Show the policy of `run` live in this notebook in 3-D; without a run, a scripted policy of `env`, or you by hand.
+    """Show a policy live in 3-D in this notebook: that of `run`, a scripted policy of `env`, or your own actions.
 
     `step`: the policy to begin with; default: the best. A panel shows the reward, its terms and the actions as bars.
     `n_envs`: show several envs, side by side or one of them; you act and record in the first.

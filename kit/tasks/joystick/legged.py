@@ -22,8 +22,8 @@ from kit.tasks.robot_file import FREE, check_ranges, checked_home, compiled, hin
 SAME_HEIGHT = 0.1
 """How much higher than the robot's lowest point a foot may be, as a fraction of the standing height."""
 SOLE = 0.03
-"""Thickness of a foot's sole, as a fraction of the standing height. A geom of the foot belongs to the sole if its
-lowest point is less than this above the foot's lowest point."""
+"""Thickness of a foot's sole, as a fraction of the standing height. Geoms whose lowest point is in this layer touch the
+ground."""
 STIFFNESS_PER_RAD, DAMPING_S = 1.0, 0.02
 """Default gains of a motor: kp = torque limit / 1 rad, kd = kp * 0.02 s.
 

@@ -19,10 +19,10 @@ SUPERSAMPLING = 2
 BAR = 0.085
 """Height of the legend below the map, as a fraction of the image height."""
 FADE = 0.975
-"""Factor on a trail's opacity per env step of 1/4 s: rounded down each time, 28 % of it remain after 11 s."""
+"""Factor on a trail's opacity per env step (1/4 s). After 11 s 28 % are left, because opacities are rounded down."""
 JUMP_M = 18.0
-"""Distance, m, beyond which a trail is interrupted. No unit moves that far in four env steps, but a unit that is sent
-back to its base usually does."""
+"""Distance, m, beyond which a trail is interrupted: more than a unit moves in four env steps, and usually less than the
+way back to its base."""
 KINDS = (("GROUND", BLUE), ("AIR", TEAL), ("DEFENDER", RED))
 DIAMOND, ARROW = ((1.3, 0.0), (0.0, 1.3), (-1.3, 0.0), (0.0, -1.3)), ((2.0, 0.0), (-1.2, 1.1), (-1.2, -1.1))
 """Corners (ahead, left) of the symbols of air units and defenders, in units of the symbol's size."""
