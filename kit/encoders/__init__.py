@@ -45,6 +45,11 @@ class Encoder(NamedTuple):
     make_view: Callable[[], PolicyView] | None = None
     """Makes a `PolicyView` that applies a frozen encoder or drops entries that no network reads; None: not needed."""
 
+    @property
+    def extractor(self) -> type[BaseFeaturesExtractor] | None:
+        """Class of the policy's features extractor; None: SB3's default."""
+        return self.policy_kwargs.get("features_extractor_class")
+
 
 class EncoderInfo(NamedTuple):
     """Description of an encoder, to help choose one."""
@@ -129,9 +134,9 @@ def choose(
     extractor = _extractor(encoder, space, options)
     if extractor is None:
         return Encoder(policy, {}, _selecting_view(observation_space, actor))
-    if _is_image_extractor(extractor) and options.get("frozen"):
+    if is_image_extractor(extractor) and options.get("frozen"):
         return Encoder("MlpPolicy", {}, partial(_frozen_view, extractor, observation_space, options, actor))
-    kwargs = {"features_extractor_class": extractor, "normalize_images": not _is_image_extractor(extractor)}
+    kwargs = {"features_extractor_class": extractor, "normalize_images": not is_image_extractor(extractor)}
     return Encoder(policy, kwargs, _selecting_view(observation_space, actor))
 
 
@@ -156,9 +161,9 @@ def _asymmetric(
             f"obs_groups let the critic see images ({', '.join(critic)}) and the policy none; give the critic numbers."
         )
     if extractor is not None:
-        if _images(critic_space) and _is_image_extractor(extractor):
+        if _images(critic_space) and is_image_extractor(extractor):
             extractor.check(critic_space, **options)
-        kwargs |= {"features_extractor_class": extractor, "normalize_images": not _is_image_extractor(extractor)}
+        kwargs |= {"features_extractor_class": extractor, "normalize_images": not is_image_extractor(extractor)}
     return Encoder(ASYMMETRIC, kwargs, _selecting_view(observation_space, used))
 
 
@@ -173,7 +178,7 @@ def _extractor(
     if ":" in encoder:
         custom = load(encoder)
         _check_options(encoder, custom, options)
-        if _is_image_extractor(custom):
+        if is_image_extractor(custom):
             if not images:
                 raise UserError(f"encoder={encoder!r} needs images and this env gives {space}; use mlp or auto.")
             custom.check(space, **options)
@@ -196,7 +201,7 @@ def _extractor(
         return None
     name = encoder if encoder in ENCODERS else "simple2dcnn" if stacks else "nature_cnn"
     extractor = load(name)
-    assert _is_image_extractor(extractor)
+    assert is_image_extractor(extractor)
     _check_options(name, extractor, options)
     extractor.check(space, **options)
     return extractor
@@ -251,11 +256,11 @@ def load(encoder: str) -> type[BaseFeaturesExtractor]:
     return extractor
 
 
-def _is_image_extractor(extractor: type[BaseFeaturesExtractor]) -> TypeIs[type[ImageExtractor]]:
+def is_image_extractor(extractor: type[BaseFeaturesExtractor] | None) -> TypeIs[type[ImageExtractor]]:
     """Return whether `extractor` takes images as they are: uint8, or float from 0 to 255, single or stacked."""
     from kit.encoders.extractor import ImageExtractor
 
-    return issubclass(extractor, ImageExtractor)
+    return extractor is not None and issubclass(extractor, ImageExtractor)
 
 
 def sees_images(observation_space: Space) -> bool:

@@ -78,13 +78,24 @@ class ImageExtractor(BaseFeaturesExtractor):
         return clip
 
     def forward(self, observations: torch.Tensor | dict[str, torch.Tensor]) -> torch.Tensor:
-        unmixed = self.look(observations if isinstance(observations, dict) else {"": observations})
+        entries = observations if isinstance(observations, dict) else {"": observations}
+        first = entries[next(iter(self.clips))]
+        if first.ndim == 2:  # features: see `with_features`
+            return first
+        unmixed = self.look(entries)
         return torch.cat([self.mix(unmixed[:, : self.image_width]), unmixed[:, self.image_width :]], dim=1)
 
     def look(self, entries: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Return the features before the mixing layer: `image_width` numbers from all cameras, then the vectors."""
         images = [self._look(name, entries[name]) for name in self.clips]
         return torch.cat([*images, *(entries[name].flatten(1).float() for name in self.vectors)], dim=1)
+
+    def with_features(self, observations: Any, features: torch.Tensor) -> Any:
+        """Return `observations` with the output of `forward` in place of the images; `forward` then returns that."""
+        if not isinstance(observations, dict):
+            return features
+        numbers = {name: value for name, value in observations.items() if name not in self.clips}
+        return numbers | {next(iter(self.clips)): features}
 
     def _look(self, name: str, images: torch.Tensor) -> torch.Tensor:
         shape = self.clips[name]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Any, Self
 
 import torch
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv
 
+from kit.envs.obs import Obs
 from kit.envs.sb3 import LazyInfos
 from kit.trainers import fast
 from kit.trainers.base import READ_EVERY, TensorTrainer
@@ -32,17 +34,29 @@ class OnPolicyTrainer(TensorTrainer, OnPolicyAlgorithm):
 
     rollout_buffer: Rollout  # type: ignore[assignment]
     default_log_interval = 1
+    freeze_encoder = False
+    """Whether the image encoder keeps its weights. Rollouts then store its features in place of the images."""
 
     def _setup_model(self) -> None:
         super()._setup_model()
         frames = None
-        if self.env is not None:
+        if self.freeze_encoder:
+            self.policy.features_extractor.requires_grad_(False)
+        elif self.env is not None:
             frames = image_stacks(self.observation_space, self.as_actor().view.frames(self.tensor_env.frames))
         self.rollout_buffer = Rollout(self.n_steps, self.n_envs, self.device, frames)
         self.networks = self._networks()
 
     def _networks(self) -> Networks:
         return fast.networks(self.policy)
+
+    def _preprocess(self, obs: Obs) -> Obs:
+        """Return the policy's inputs for the env's `obs`, with a frozen encoder's features in place of the images."""
+        policy_obs: Any = self.as_actor().preprocess(obs)
+        if not self.freeze_encoder:
+            return policy_obs
+        encoder: Any = self.policy.features_extractor
+        return encoder.with_features(policy_obs, BasePolicy.extract_features(self.policy, policy_obs, encoder))
 
     # -- the loop --------------------------------------------------------------------------------------------------
 
@@ -102,7 +116,7 @@ class OnPolicyTrainer(TensorTrainer, OnPolicyAlgorithm):
                 self._poll()
                 if self.use_sde and self.sde_sample_freq > 0 and step % self.sde_sample_freq == 0:
                     self.policy.reset_noise(self.n_envs)
-                obs = rollout.store_obs(step, actor.preprocess(self._last_obs))
+                obs = rollout.store_obs(step, self._preprocess(self._last_obs))
                 actions = self.networks.sample(rollout, step, obs)
                 new_obs, reward, terminated, truncated, info = self.tensor_env.step(actor.to_env(actions))
                 done = terminated | truncated
@@ -116,7 +130,7 @@ class OnPolicyTrainer(TensorTrainer, OnPolicyAlgorithm):
                     reward = normalizer.reward(reward, done)
                 rollout.rewards[step] = reward
                 if not on_cpu or truncated.any():  # always on a GPU, where `any` would synchronise, which costs more
-                    final_obs = self.networks.with_hidden_state(actor.preprocess(info["final_obs"]))
+                    final_obs = self.networks.with_hidden_state(self._preprocess(info["final_obs"]))
                     rollout.store_truncated(step, truncated & ~terminated, final_obs, self.tensor_env.done_envs)
                 self._last_obs = new_obs
                 self.num_timesteps += self.n_envs
@@ -135,7 +149,7 @@ class OnPolicyTrainer(TensorTrainer, OnPolicyAlgorithm):
         assert self._last_obs is not None
         with torch.no_grad():
             self.rollout_buffer.bootstrap(self.networks.values, self.gamma)
-            last_obs = self.as_actor().preprocess(self._last_obs)
+            last_obs = self._preprocess(self._last_obs)
             last_values = self.networks.values(self.networks.with_hidden_state(last_obs))
             self.rollout_buffer.finish(last_values, self.gamma, self.gae_lambda)
 

@@ -83,6 +83,11 @@ class Plan:
             raise UserError(
                 f"overrides mirror=true: env={config.env!r} has no left and right (`Task.mirror`); leave it out."
             )
+        if config.overrides.get("freeze_encoder") and not encoders.is_image_extractor(encoder.extractor):
+            raise UserError(
+                "overrides freeze_encoder=true needs one of kit's image encoders, and "
+                f"encoder={config.encoder!r} gives env={config.env!r} none; leave it out."
+            )
         return cls(config, record, encoder)
 
     @property

@@ -159,6 +159,8 @@ class PPO(ProximalTrainer, sb3.PPO):
     :param critic_warmup: env steps at the start during which only the critic learns; for runs that start from a
         pretrained policy (`start_from`). The policy then starts with a new critic if the pretrained one does not fit,
         and with the action noise of log_std_init
+    :param freeze_encoder: keep the image encoder of a pretrained policy (`start_from`) as it is and train the layers
+        after it. Rollouts then store features, computed once per step: from clips this is three times as fast
     :param mirror: learn from every transition and from its left-right mirror image; for tasks that have one, such as
         legged robots. It doubles the rows: double batch_size to keep the number of updates, and choose a learning rate
         of at most lin_0.0002: with 0.0003 the updates of Go1 grew until the weights were NaN (tests/bench/README.md)
@@ -166,8 +168,15 @@ class PPO(ProximalTrainer, sb3.PPO):
 
     policy_aliases = {**sb3.PPO.policy_aliases, ASYMMETRIC: AsymmetricActorCritic}  # noqa: RUF012
 
-    def __init__(self, *args: Any, critic_warmup: int = 0, mirror: bool = False, **kwargs: Any) -> None:
-        self.critic_warmup, self.mirror = critic_warmup, mirror
+    def __init__(
+        self,
+        *args: Any,
+        critic_warmup: int = 0,
+        freeze_encoder: bool = False,
+        mirror: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        self.critic_warmup, self.freeze_encoder, self.mirror = critic_warmup, freeze_encoder, mirror
         super().__init__(*args, **kwargs)
 
     def _samples(self) -> Batch:
@@ -269,5 +278,5 @@ ALGORITHM = Algorithm(
     more_envs=True,
     distributed=True,
     imported=("n_steps", "batch_size", "n_epochs", "gamma", "gae_lambda", "ent_coef", "vf_coef", "max_grad_norm"),
-    own={"critic_warmup": int, "mirror": bool},
+    own={"critic_warmup": int, "freeze_encoder": bool, "mirror": bool},
 )  # fmt: skip

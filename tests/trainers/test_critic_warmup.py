@@ -1,5 +1,7 @@
 """Tests of training a pretrained policy further: critic warm-up of PPO and SAC, normalisation, `policy_of`."""
 
+import shutil
+
 import pytest
 import torch
 
@@ -121,3 +123,45 @@ def test_imitation_loss_for_policy_of_sac():
         made(STATE, "Distill", policy_of="A2C")
     with pytest.raises(UserError, match="cannot be saved as a zip of PPO"):
         trainer.save("model.zip")
+
+
+@pytest.mark.parametrize(("env", "groups"), [(CHASE, ()), (WATCHED, ("critic",))])
+def test_with_freeze_encoder_the_layers_after_it_learn_as_without(student, env, groups):
+    """After one update of one minibatch the encoder is the student's; all other weights are as without the option."""
+    once = {"critic_warmup": 1, "n_steps": 16, "batch_size": 64, "n_epochs": 1, "max_grad_norm": 1e9}
+    plain, frozen = (made(env, "PPO", groups, **once, freeze_encoder=freeze) for freeze in (False, True))
+    for trainer in (plain, frozen):
+        trainer.warm_start(student.state())
+        torch.manual_seed(1)
+        trainer.learn(64)
+    learnt, expected = frozen.policy.state_dict(), plain.policy.state_dict()
+    for name, value in student.policy.state_dict().items():
+        if name.startswith("features_extractor."):
+            mine = next(n for n in learnt if n.split(".")[-3:] == name.split(".")[-3:] and n.startswith("features_"))
+            assert torch.equal(learnt[mine], value), name
+            assert not torch.equal(expected[mine], value), name
+    heads = [name for name in expected if not name.startswith(("features_", "pi_features_", "vf_features_"))]
+    assert heads
+    for name in heads:
+        torch.testing.assert_close(learnt[name], expected[name], rtol=0, atol=2e-6, msg=name)
+
+
+def test_a_run_with_a_frozen_encoder_resumes_exactly_and_stores_it_once(tmp_path):
+    """Uncut and resumed runs end with equal weights; the encoder is one file, and the student's run is not needed."""
+    fields = {"encoder": "clip_cnn", "n_envs": 4, "threads": 1, "eval_every": 0, "runs_dir": str(tmp_path)}
+    taught = {"n_steps": 4, "batch_size": 32, "gradient_steps": 4, "policy_kwargs": {"net_arch": [16]}}
+    student = kit.train(env=CHASE, algo="Distill", teacher="scripted", total_steps=64, overrides=taught, **fields)
+    overrides = PPO | {"critic_warmup": 64, "freeze_encoder": True, "policy_kwargs": {"net_arch": [16]}}
+    more = fields | {"algo": "PPO", "overrides": overrides, "checkpoint_every": 64, "teacher": None}
+    uncut = kit.train(start_from=f"{student.path}@latest", total_steps=192, run_name="uncut", **more)
+    cut = kit.train(start_from=f"{student.path}@latest", total_steps=128, run_name="cut", **more)
+    shutil.rmtree(student.path)
+    kit.resume(cut.path, total_steps=192)
+    weights = [run.policy("latest").policy.state_dict() for run in (uncut, cut)]
+    assert weights[0] and all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
+    assert len(list((uncut.path / "frozen").iterdir())) == 1
+
+
+def test_a_frozen_encoder_needs_images():
+    with pytest.raises(UserError, match="freeze_encoder=true needs one of kit's image encoders"):
+        made(STATE, "PPO", freeze_encoder=True, **PPO)
