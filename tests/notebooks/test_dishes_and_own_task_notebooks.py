@@ -20,7 +20,7 @@ def test_dishwashing_trains_from_numbers_and_from_clips(workplace: Path) -> None
     shown = execute(
         "06_video_policy", workplace, **short, env_options={"shift_s": 5.0}, run_name="plates", episodes=2, clips=clips,
         overrides={"n_steps": 64, "batch_size": 64}, careful={"n_steps": 4, "batch_size": 8, "critic_warmup": 8},
-        on_top={"total_steps": 16, "eval_every": 0, "env_options": {"obs_groups": ["critic"]}},
+        on_top={"total_steps": 16, "n_envs": 2, "eval_every": 0, "env_options": {"obs_groups": ["critic"]}},
     )  # fmt: skip
     assert Run(workplace / "runs" / "plates").status()["state"] == "finished"
     for text in ("scripted wiper", "scripted seeker", "Clean plates per hour", "simple2dcnn", "clips/s learning"):
