@@ -18,7 +18,7 @@ from gymnasium import Space, spaces
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 
 from kit import trust
-from kit.envs.obs import CRITIC, POLICY, Groups, PolicyView, is_image
+from kit.envs.obs import CRITIC, POLICY, Groups, PolicyView, is_image, pick_space
 from kit.errors import UserError, check_names
 
 if TYPE_CHECKING:
@@ -263,9 +263,10 @@ def is_image_extractor(extractor: type[BaseFeaturesExtractor] | None) -> TypeIs[
     return extractor is not None and issubclass(extractor, ImageExtractor)
 
 
-def sees_images(observation_space: Space) -> bool:
-    """Return whether observations of this space contain images."""
-    return bool(_images(PolicyView(observation_space).space))
+def sees_images(observation_space: Space, names: Collection[str] | None = None) -> bool:
+    """Return whether observations of this space contain images, in the flattened entries `names`; None: in any."""
+    space = PolicyView(observation_space).space
+    return bool(_images(pick_space(space, names, bare=False)))
 
 
 def sees_clips(observation_space: Space, obs_groups: Groups = MappingProxyType({})) -> bool:

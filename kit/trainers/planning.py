@@ -88,6 +88,12 @@ class Plan:
                 "overrides freeze_encoder=true needs one of kit's image encoders, and "
                 f"encoder={config.encoder!r} gives env={config.env!r} none; leave it out."
             )
+        critic = encoder.policy_kwargs.get("critic_entries")
+        if config.overrides.get("freeze_encoder") and critic and encoders.sees_images(env.observation_space, critic):
+            raise UserError(
+                "overrides freeze_encoder=true stores no images, but the critic's observation group has some; leave it "
+                "out, or give the critic numbers."
+            )
         return cls(config, record, encoder)
 
     @property

@@ -24,7 +24,13 @@ class Watched(Chase):
     obs_groups = Chase.obs_groups | {"critic": ("state",)}
 
 
-WATCHED = f"{__name__}:Watched"
+class Seen(Chase):
+    """Chase with an observation group for the critic: the image and the state vector."""
+
+    obs_groups = Chase.obs_groups | {"critic": ("eye", "state")}
+
+
+WATCHED, SEEN = f"{__name__}:Watched", f"{__name__}:Seen"
 
 
 def made(env, algo, groups=(), **overrides):
@@ -162,6 +168,8 @@ def test_a_run_with_a_frozen_encoder_resumes_exactly_and_stores_it_once(tmp_path
     assert len(list((uncut.path / "frozen").iterdir())) == 1
 
 
-def test_a_frozen_encoder_needs_images():
+def test_a_frozen_encoder_needs_images_and_a_critic_without_them():
     with pytest.raises(UserError, match="freeze_encoder=true needs one of kit's image encoders"):
         made(STATE, "PPO", freeze_encoder=True, **PPO)
+    with pytest.raises(UserError, match="the critic's observation group has some"):
+        made(SEEN, "PPO", ("critic",), freeze_encoder=True, **PPO)

@@ -27,7 +27,7 @@ CLEAR_M = 0.1
 TRIES = 64
 """Number of positions drawn for the object. The first that is far enough from the hand is used.
 
-In Slide 79 % of the positions are too near. If all are, as in one of five million episodes, the first is used."""
+Slide rejects 79 % of the draws. If it rejects all (one of five million episodes), it takes the first draw."""
 LIFTED = 0.5
 """PickAndPlace: share of goals above the table."""
 LIFT_M = 0.45
