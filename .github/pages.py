@@ -13,6 +13,7 @@ import argparse
 import base64
 import html
 import json
+import re
 import subprocess
 import sys
 import time
@@ -22,7 +23,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import papermill
-import pdoc
 import yaml
 from nbconvert import HTMLExporter
 from nbconvert.filters import markdown2html
@@ -37,6 +37,10 @@ PACKAGES = ("kit", "kit.ui", "kit.config", "kit.envs", "kit.envs.task", "kit.tra
 STYLE = """<meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <style>body{font:16px/1.5 system-ui,sans-serif;max-width:860px;margin:40px auto;padding:0 16px}
 li{display:flex;gap:16px;margin:18px 0;align-items:center}img{width:220px;border-radius:6px}small{opacity:.7}</style>"""
+FOLDED = """{% extends "lab/index.html.j2" %}{% block input %}
+{%- if cell.metadata.get("jupyter", {}).get("source_hidden") %}<details><summary>Code</summary>{{ super() }}</details>
+{%- else %}{{ super() }}{% endif %}{% endblock %}"""
+"""nbconvert's template, with the cells folded that are folded in the notebook."""
 
 
 class Lesson(NamedTuple):
@@ -59,7 +63,10 @@ def execute(source: Path, out: Path, given: dict[str, Any]) -> Lesson:
     work, result = out / "work", out / "work" / source.name
     work.mkdir(parents=True, exist_ok=True)
     if source.stem == "02_resume":  # as a reader who pressed Stop in 01_train: leave it a run to continue
-        subprocess.run(["timeout", "-s", "INT", "25", sys.executable, "-m", "kit", "train"], cwd=work)
+        run = kit.launch(runs_dir=str(work / "runs"), total_steps=given.get("total_steps", 100_000))
+        run.wait(300, until=lambda now: now["step"] > 0 or not run.is_working(now))
+        run.stop()
+        run.wait(300)
     parameters = {name: given[name] for name in papermill.inspect_notebook(source) if name in given}
     started, error = time.monotonic(), ""
     try:
@@ -67,15 +74,27 @@ def execute(source: Path, out: Path, given: dict[str, Any]) -> Lesson:
     except papermill.PapermillExecutionError as raised:
         error = f"{raised.ename}: {raised.evalue}"
     minutes = (time.monotonic() - started) / 60
-    page, _ = HTMLExporter(exclude_input_prompt=True).from_filename(str(result))
-    page = page.replace('.ipynb"', '.html"').replace("TERMS.md", "TERMS.html")
-    (out / f"{source.stem}.html").write_text(page)
+    page, _ = HTMLExporter(exclude_input_prompt=True, raw_template=FOLDED).from_filename(str(result))
+    (out / f"{source.stem}.html").write_text(with_links(page))
     if picture := first_picture(result):
         (out / f"{source.stem}.png").write_bytes(picture)
     title = "".join(json.loads(source.read_text())["cells"][0]["source"]).splitlines()[0].removeprefix("# ")
     commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
     made = f"kit {kit.__version__}, commit {commit.stdout.strip()}, {datetime.now(UTC):%Y-%m-%d}, {describe().title}"
     return Lesson(source.stem, title, minutes, error, made)
+
+
+def with_links(page: str) -> str:
+    """Return a page whose links lead to the pages of other lessons, and to kit's repository for its files."""
+    page = re.sub(r'href="(\w+)\.ipynb(#|")', r'href="\1.html\2', page).replace('href="TERMS.md', 'href="TERMS.html')
+    return page.replace('href="../', f'href="{kit.HOME}/blob/main/')
+
+
+def terms() -> str:
+    """Return the page of terms. Its anchors are in lower case, as on GitHub, where the lessons' links lead too."""
+    body = markdown2html((ROOT / "notebooks/TERMS.md").read_text())
+    body = re.sub(r'(id|href)="(#?[\w-]+)"', lambda found: f'{found[1]}="{found[2].lower()}"', body)
+    return f"<title>kit: terms</title>{STYLE}{with_links(body)}"
 
 
 def first_picture(notebook: Path) -> bytes | None:
@@ -105,6 +124,8 @@ def index(out: Path, lessons: list[Lesson]) -> str:
 
 def reference(folder: Path) -> None:
     """Write the public names of `PACKAGES` with their docstrings."""
+    import pdoc
+
     packages = [import_module(name) for name in PACKAGES]
     for package in packages:  # names that a package imports on first use
         vars(package).update({name: getattr(package, name) for name in getattr(package, "__all__", ())})
@@ -119,6 +140,9 @@ def main() -> int:
     options = parser.parse_args()
     out = options.out.resolve()
     given = {name: yaml.safe_load(value) for name, value in options.p}
+    names = [path.stem for path in NOTEBOOKS]
+    if unknown := [name for name in options.names if name not in names]:
+        parser.error(f"there is no notebook {unknown[0]!r}; there are {', '.join(names)}")
     sources = [path for path in NOTEBOOKS if not options.names or path.stem in options.names]
     known = out / "work" / "lessons.json"
     lessons = {row[0]: Lesson(*row) for row in (json.loads(known.read_text()) if known.exists() else [])}
@@ -126,8 +150,7 @@ def main() -> int:
         lesson = lessons[source.stem] = execute(source, out, given)
         known.write_text(json.dumps([lessons[name] for name in sorted(lessons)]))
         print(f"{lesson.name}: {lesson.error or 'done'}, {lesson.minutes:.1f} minutes", flush=True)
-    terms = markdown2html((ROOT / "notebooks/TERMS.md").read_text())
-    (out / "TERMS.html").write_text(f"<title>kit: terms</title>{STYLE}{terms}")
+    (out / "TERMS.html").write_text(terms())
     (out / "index.html").write_text(index(out, [lessons[name] for name in sorted(lessons)]))
     reference(out / "reference")
     return int(any(lessons[source.stem].error for source in sources))

@@ -87,7 +87,29 @@ def test_parameters_are_plain_and_named_as_in_a_config(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_lesson_has_a_formula_something_to_change_two_exercises_and_a_way_on(path: Path) -> None:
+    texts, code = sources(path, "markdown"), "\n".join(sources(path, "code"))
+    prose = "\n".join(texts)
+    assert re.search(r"^After \d+ minutes", texts[0], re.MULTILINE)
+    assert re.search(r"\$\$.+?\$\$", prose, re.DOTALL)
+    assert "Change it" in prose + code
+    answers = re.findall(r"^\*\*\d\.\*\* .+?\n<details><summary>Answer</summary>\n", prose, re.MULTILINE | re.DOTALL)
+    assert len(answers) >= 2
+    assert re.search(r"\]\(\d\d_\w+\.ipynb\)", texts[-1]), "the last cell names another lesson"
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a Markdown file's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("path", [*NOTEBOOKS, NOTEBOOKS[0].parent / "TERMS.md"], ids=lambda path: path.stem)
 def test_links_lead_somewhere(path: Path) -> None:
-    for target in re.findall(r"\]\(([^)]+\.ipynb)\)", "\n".join(sources(path, "markdown"))):
+    text = path.read_text() if path.suffix == ".md" else "\n".join(sources(path, "markdown"))
+    for link in re.findall(r"\]\(([^)]+)\)", text):
+        target, _, anchor = link.partition("#")
         if not target.startswith("http"):
-            assert (path.parent / target).exists(), target
+            page = path.parent / target if target else path
+            assert page.exists(), link
+            assert not anchor or anchor in anchors(page), link
