@@ -274,8 +274,9 @@ class Training:
         from kit.runs.evaluation import Evaluator
 
         self._try(self._keep_best)
-        best = self.run.best()
-        if best is None or any(TESTED in row and row["step"] == self.step for row in self.run.rows()):
+        best, unkept = self.run.best(), self._unkept_best
+        step = unkept[0] if unkept is not None else best.step if best is not None else None
+        if step is None or any(TESTED in row and row["step"] == self.step for row in self.run.rows()):
             return
         self.status.set(phase="testing the best policy")
         generators = self.trainer.components()["rng"]
@@ -283,7 +284,10 @@ class Training:
         try:
             with settings.one_thread():
                 # load from best/: in checkpoints/, the writer may be deleting the same step
-                result = evaluator(load_policy(self.config, best).as_actor(), self._should_stop)
+                tested = load_policy(self.config, best if unkept is None else None)
+                if unkept is not None:  # the disk is full
+                    tested.load_policy(unkept[1])
+                result = evaluator(tested.as_actor(), self._should_stop)
         except UserError as error:  # damaged
             self._notify(f"the best policy was not tested: {error}")
             return
@@ -294,7 +298,7 @@ class Training:
             raise Interrupted(self._requests.reason or "asked to stop")
         self._unsaved_eval = True
         values = {f"test/{name}": value for name, value in result.items() if value is not None}
-        self.metrics.add(self.step, {TESTED: best.step, **values})
+        self.metrics.add(self.step, {TESTED: step, **values})
 
     def _keep_divergence(self, divergence: Divergence) -> None:
         from kit.runs.divergence import write

@@ -1,6 +1,7 @@
 """Tests of disk and power failures: at each system call of a save (by strace), full disks, disk budgets."""
 
 import contextlib
+import errno
 import os
 import re
 import shutil
@@ -130,6 +131,25 @@ def test_full_disk_with_room_for_one_and_a_half_checkpoints(small_disk, monkeypa
     assert "trained to the end, but the last checkpoint could not be written (No space left" in message
     assert "resume goes on from step" in message
     assert run.latest() is not None and run.latest().read()
+
+
+def test_a_best_policy_for_which_the_disk_has_no_room_is_tested_all_the_same(tmp_path, monkeypatch):
+    """The disk is full from the last evaluation, the best one, until the test; then there is room again."""
+    fields = {"total_steps": 640, "eval_every": 320, "overrides": {"n_steps": 16, "batch_size": 16}}
+    quiet, full = create(tmp_path, "quiet", **fields), create(tmp_path, "full", **fields)
+    write, refused = checkpoint.write, []
+    assert complete(quiet) == 0 and quiet.best().step == 640, "or the test shows nothing"
+
+    def until_tested(folder, step, *rest):
+        if folder.name == "best" and step == 640 and len(refused) < 2:
+            refused.append(step)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(folder, step, *rest)
+
+    monkeypatch.setattr(checkpoint, "write", until_tested)
+    assert complete(full) == 0 and "a policy could not be kept (No space left" in full.log()
+    assert full.rows()[-1]["test/step"] == 640
+    assert fingerprint(full) == fingerprint(quiet)
 
 
 def test_on_a_disk_with_room_for_two_and_a_half_checkpoints_older_ones_are_deleted(small_disk):
