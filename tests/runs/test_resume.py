@@ -221,14 +221,19 @@ def test_a_run_with_only_damaged_checkpoints_fails_and_keeps_its_files(tmp_path)
 def test_a_thousand_kills_leave_a_thousand_readable_runs(tmp_path):
     """After each kill, the newest checkpoint is readable, and not older than the one reported in status.json."""
     kills, moments, readable = int(os.environ.get("KIT_KILLS", 1000)), random.Random(7), 0
-    run = create(tmp_path, "run0", total_steps=10**9, checkpoint_every="0.05s")
+    first = create(tmp_path, "first", total_steps=10**9, checkpoint_every="0.05s")
+    begun, session = time.monotonic(), Forked(first)
+    session.until(lambda: first.status()["checkpoint"] is not None)
+    start_s = time.monotonic() - begun  # of this machine, under its load
+    session.kill()
+    session.wait()
     for number in range(kills):
         if number % 50 == 0:
             run = create(
                 tmp_path, f"run{number}x", "SAC" if number % 100 else "PPO", total_steps=10**9, checkpoint_every="0.05s"
             )
         session = Forked(run)
-        moment = time.monotonic() + moments.uniform(0.05, 0.6)
+        moment = time.monotonic() + start_s * moments.uniform(0.2, 2.5)
         session.until(lambda moment=moment: time.monotonic() > moment)
         session.kill()
         session.wait()
