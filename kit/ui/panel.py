@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 import threading
@@ -14,6 +15,7 @@ from typing import Any, Self
 
 from kit.config import RunConfig
 from kit.errors import UserError
+from kit.format.files import write_atomic
 from kit.machine import host
 from kit.measure import advice, speed
 from kit.measure.auto import resolve
@@ -35,6 +37,8 @@ NOTICE_S = 60
 """Seconds between the notice that the machine's session will end, and its end."""
 SAME = ("env", "algo", "env_options", "teacher", "dataset")
 """Without a run of its own, a panel takes a run only if these fields equal those of the form; see `find_run`."""
+MARK = ".panel"
+"""File of a run that a panel has started: the `SAME` fields of that panel's cell, which the form may have changed."""
 TITLE_CHARACTERS = 60
 """Maximum number of characters of changed options and hyperparameters in the title of the folded form."""
 SETTLE_S = 0.4
@@ -57,6 +61,12 @@ class Panel(Dashboard):
         super().__init__()
         self._end_session = host.session_ender() if end_session else None
         self._kept_open = threading.Event()
+        self._watched: Path | None = None  # the run that was started elsewhere and that the user watches here
+
+    @property
+    def own_run(self) -> Run | None:
+        """The shown run, or None if it was started elsewhere and is only watched here."""
+        return None if self.run is None or self.run.path == self._watched else self.run
 
     def show(self) -> Self:
         """Display the panel. In a notebook executed without a user (papermill), instead start the run and wait for its
@@ -135,8 +145,8 @@ class TrainPanel(Panel):
     >>> panel = kit.ui.TrainPanel(config).show()
 
     Training runs in a separate process, and continues if the tab is closed or the kernel is restarted. If a run of this
-    notebook and env is already training in `runs_dir`, the panel shows that run. A button shows a run that
-    was started elsewhere.
+    panel, or of this notebook with the same `SAME` fields, is already training in `runs_dir`, the panel shows that run.
+    A button shows a run that was started elsewhere.
     """
 
     def __init__(
@@ -150,7 +160,9 @@ class TrainPanel(Panel):
         super().__init__(end_session)
         self.config = (config or RunConfig()).replace(**fields)
         self.dollars_per_hour = dollars_per_hour
+        self._cell = asked_for(self.config)
         self._starting = False
+        self._offered: Run | None = None  # the run that the Watch button names
         self._at_work = set[str]()  # names of the runs that were training when the form was last read
 
     def find_run(self) -> Run:
@@ -159,8 +171,8 @@ class TrainPanel(Panel):
         Raises `UserError` if there is none.
         """
         c = self.config
-        if self.run is not None:
-            return self.run
+        if self.own_run is not None:
+            return self.own_run
         for run in local_runs(c.runs_dir):
             asked = run.requested
             same = all(getattr(asked, name) == getattr(c, name) for name in SAME) and c.run_name in (None, run.name)
@@ -168,7 +180,8 @@ class TrainPanel(Panel):
                 return run
         others = "".join(f", {name}={value!r}" for name in SAME[2:] if (value := getattr(c, name)))
         what = f"{c.env} with {c.algo}{others}"
-        raise UserError(f"runs_dir={c.runs_dir!r} holds no run of {what}; press Train and wait for it.")
+        watched = f" {self.run.name}, which this panel shows, was started elsewhere." if self.run is not None else ""
+        raise UserError(f"runs_dir={c.runs_dir!r} holds no run of {what}; press Train and wait for it.{watched}")
 
     def _start_run(self) -> Run:
         # `kit.scale.execute` sets KIT_GO_ON, so that a notebook that it executes again resumes its run
@@ -204,7 +217,8 @@ class TrainPanel(Panel):
 
     def _shown(self) -> None:
         for run in working_runs(self.config.runs_dir):
-            if run.name == self.config.run_name or (self.config.run_name is None and self._is_own(run)):
+            named = run.name == self.config.run_name and run.config.env == self.config.env
+            if named or (self.config.run_name is None and self._is_own(run)):
                 self.form.fill(run.requested)
                 self.attach(run)
                 self.estimator.cancel()  # filling the form has asked for an estimate
@@ -214,17 +228,24 @@ class TrainPanel(Panel):
         self._edited()
 
     def _is_own(self, run: Run) -> bool:
-        """Whether `run` trains this panel's env and was started from this notebook."""
-        return run.config.env == self.config.env and run.notebook == host.notebook()
+        """Whether this cell's panel has started `run`, or else this notebook with the same `SAME` fields."""
+        if run.notebook != host.notebook() or run.parent is not None:
+            return False
+        mark = run.path / MARK
+        if mark.exists():
+            return mark.read_text() == self._cell
+        return host.notebook() is not None and asked_for(run.requested) == self._cell
 
     def _watch_or_leave(self) -> None:
         """Watch the run that another notebook or program trains; or, if the panel watches a run, leave it."""
         if self.watch_button.description == LEAVE:
             self.leave()
-        elif runs := working_runs(self.config.runs_dir):
+        elif (run := self._offered) is not None and run.is_working():
             self.estimator.cancel()
-            self.attach(runs[0])
-            self._show_label(f"{runs[0].name} was started elsewhere; the form keeps its own settings.", True)
+            self._watched = None if self._is_own(run) else run.path
+            self.attach(run)
+            where = "was started elsewhere" if self._watched else "is shown"
+            self._show_label(f"{run.name} {where}; the form keeps its own settings.", True)
         else:
             self._edited()  # that run has ended
 
@@ -242,11 +263,12 @@ class TrainPanel(Panel):
             self.attach(self.run)
 
     def _draw_watch_button(self, runs: Sequence[Run]) -> None:
-        """Offer to leave the shown run if it works or is not this panel's, else to watch a run started elsewhere.
+        """Offer to leave the shown run if it works or is not this panel's, else to watch the latest of `runs`.
 
         `runs`: those at work.
         """
-        is_working, is_foreign = self.is_working, self.run is not None and not self._is_own(self.run)
+        is_working, is_foreign = self.is_working, self.run is not None and self.own_run is None
+        self._offered = runs[0] if runs else None
         if self.run is not None and (is_working or is_foreign):
             self.watch_button.description, self.watch_button.icon = LEAVE, "sign-out"
             self.watch_button.tooltip = f"Stop watching {self.run.name}, which continues, and show the form again"
@@ -338,6 +360,7 @@ class TrainPanel(Panel):
         try:
             time.sleep(LATE_EDITS_S)
             run = launch(self.form.read())
+            write_atomic(run.path / MARK, self._cell)  # so that the panel finds its run after a restart of the kernel
         except UserError as error:
             self.say("")
             self._show_label(str(error), valid=False)
@@ -348,14 +371,20 @@ class TrainPanel(Panel):
         self.attach(run)
 
 
+def asked_for(config: RunConfig) -> str:
+    """Return the `SAME` fields of `config` as a text."""
+    values = config.to_dict()
+    return json.dumps({name: values[name] for name in SAME}, sort_keys=True, default=str)
+
+
 def working_runs(runs_dir: str | Path) -> list[Run]:
-    """Return the runs in `runs_dir` that a process trains, latest first. Opens no other runs: that takes 10 ms each."""
+    """Return the runs in `runs_dir` that a process trains, the last started first. Opens no others: 10 ms each."""
     runs = []
     for path in run_folders(runs_dir):
         if directory.is_locked(path):
             with contextlib.suppress(UserError):  # a run of a newer version of kit
                 runs.append(Run(path))
-    return sorted(runs, key=lambda run: run.status()["updated"] or 0.0, reverse=True)
+    return sorted(runs, key=lambda run: run.status()["started"] or float("inf"), reverse=True)
 
 
 class Estimator:

@@ -30,14 +30,15 @@ def report(source: Panel | Run) -> None:
     """
     from IPython.display import display
 
-    run = source.run if isinstance(source, Panel) else source
+    run = source.own_run if isinstance(source, Panel) else source
     if isinstance(source, Panel) and not nobody_there():
         handle, steps = display(page(run), display_id=True), NextSteps(source)
         display_widget(steps.view, " ")
 
         def update(run: Run) -> None:
-            handle.update(page(run))
-            steps.choose(run)
+            if source.own_run is not None:  # else it was started elsewhere
+                handle.update(page(run))
+                steps.choose(run)
 
         source.on_change.append(update)
         if run is not None:

@@ -20,10 +20,11 @@ from kit.errors import UserError
 from kit.format import checkpoint
 from kit.measure import speed
 from kit.measure.speed import Speed
+from kit.runs import provenance
 from kit.runs.api import create
 from kit.runs.run import Run
 from kit.trainers import algorithm
-from kit.ui import hyper
+from kit.ui import hyper, result
 from kit.ui import panel as panel_module
 from kit.ui.as_code import as_code
 from kit.ui.form import Form
@@ -342,6 +343,7 @@ def test_a_run_resumed_elsewhere_is_shown_again(tmp_path: Path) -> None:
 
 def test_a_panel_attaches_to_a_running_run_of_its_task(tmp_path: Path) -> None:
     run = make_run(tmp_path, "busy")
+    (run.path / panel_module.MARK).write_text(panel_module.asked_for(RunConfig()))  # as if this cell had started it
     make_run(tmp_path, "done")
     with at_work(run):
         panel = TrainPanel(RunConfig(runs_dir=str(tmp_path))).show()
@@ -389,6 +391,116 @@ def test_a_panel_shows_the_run_of_its_notebook_with_the_requested_auto_values(
         assert other.run is None
         other.estimator.cancel()
     panel.estimator.cancel()
+
+
+def panel_of(folder: Path, **fields: Any) -> TrainPanel:
+    """Show a panel of a cell with these fields, without an estimate."""
+    shown = TrainPanel(RunConfig(runs_dir=str(folder), **fields)).show()
+    shown.estimator.cancel()
+    return shown
+
+
+def test_of_two_panels_in_a_notebook_each_shows_its_own_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JPY_SESSION_NAME", "/home/me/05_vision.ipynb")
+    run = create(RunConfig(runs_dir=str(tmp_path), algo="SAC"), {}, other_process=True)
+    with at_work(run):
+        other = panel_of(tmp_path, algo="PPO")
+        assert other.run is None and other.form.read().algo == "PPO"
+        assert panel_of(tmp_path, algo="SAC", env_options={"randomize": True}).run is None
+        own = panel_of(tmp_path, algo="SAC")
+        assert own.run is not None and own.run.name == run.name
+        own.leave()
+        own.estimator.cancel()
+
+
+def test_a_branch_is_not_taken_for_the_run_of_a_panel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JPY_SESSION_NAME", "/home/me/04_walk.ipynb")
+    run = make_run(tmp_path, "changed")
+    provenance.write(run.path, run.config, notebook="/home/me/04_walk.ipynb", parent={"name": "first", "step": 600})
+    with at_work(run):
+        assert panel_of(tmp_path).run is None
+
+
+def test_a_run_of_a_panel_is_found_after_a_restart_though_its_form_was_edited(
+    panel: TrainPanel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on Colab, where the notebook's path is not known."""
+    monkeypatch.delenv("JPY_SESSION_NAME", raising=False)
+    run = make_run(tmp_path, "made", config={"algo": "SAC"})
+    monkeypatch.setattr(panel_module, "launch", lambda config: run)
+    with at_work(run):
+        panel.form.entries["algo"].value = "SAC"
+        panel.train_button.click()
+        wait_for(lambda: panel.run is not None)
+        again = panel_of(tmp_path)
+        assert again.run is not None and again.run.name == "made"
+    watch_to_the_end(again)
+    again.estimator.cancel()
+
+
+def test_a_run_of_a_terminal_is_not_taken_for_that_of_a_notebook_without_a_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("JPY_SESSION_NAME", raising=False)
+    with at_work(make_run(tmp_path, "typed")):
+        assert panel_of(tmp_path).run is None
+        assert panel_of(tmp_path, env="Ant-v5", run_name="typed").run is None, "another task's run has this name"
+        named = panel_of(tmp_path, run_name="typed")
+        assert named.run is not None and named.run.name == "typed"
+        named.leave()
+        named.estimator.cancel()
+
+
+def test_a_watched_run_is_not_the_run_of_the_panel(tmp_path: Path) -> None:
+    run = make_trained(tmp_path, "stranger", {"env": "Ant-v5"})
+    shown = panel_of(tmp_path)
+    with at_work(run):
+        shown._beat()
+        shown.watch_button.click()
+        wait_for(lambda: "stranger" in text_of(shown, "kit-head"))
+    watch_to_the_end(shown)
+    with pytest.raises(UserError, match=r"no run of Reach with PPO; .* stranger, which this panel shows, was started"):
+        find_run(shown)
+    mine = make_trained(tmp_path, "mine")
+    assert find_run(shown).name == "mine"
+    monitor = list[str]()
+    shown.on_change.append(lambda run: monitor.append(run.name if shown.own_run else "watched"))
+    shown.attach(mine)
+    watch_to_the_end(shown)
+    assert find_run(shown).name == "mine" and set(monitor) == {"mine"}
+    shown.estimator.cancel()
+
+
+def test_a_report_does_not_show_a_watched_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown, chosen = panel_of(tmp_path), list[str]()
+    monkeypatch.setattr(result.NextSteps, "choose", lambda self, run: chosen.append(run.name))
+    monkeypatch.setattr("IPython.display.display", lambda *_, **__: SimpleNamespace(update=lambda page: None))
+    result.report(shown)
+    with at_work(run := make_run(tmp_path, "stranger", config={"env": "Ant-v5"})):
+        shown._beat()
+        shown.watch_button.click()
+        wait_for(lambda: shown.run is not None)
+    watch_to_the_end(shown)
+    assert shown.run is not None and shown.run.name == run.name and not chosen
+    result.report(shown)
+    assert not chosen, "a report made afterwards"
+    shown.attach(make_run(tmp_path, "mine"))
+    watch_to_the_end(shown)
+    assert set(chosen) == {"mine"}
+    shown.estimator.cancel()
+
+
+def test_watch_shows_the_run_that_the_button_names(tmp_path: Path) -> None:
+    one, two = (make_run(tmp_path, name, config={"env": "Ant-v5"}, started=s) for name, s in (("a", 2.0), ("b", 1.0)))
+    with at_work(one), at_work(two):  # b was updated last, a started last
+        shown = panel_of(tmp_path)
+        assert shown.watch_button.description == "Watch a"
+        with at_work(make_run(tmp_path, "c", config={"env": "Ant-v5"}, started=3.0)):
+            shown.watch_button.click()
+            wait_for(lambda: shown.run is not None)
+            assert shown.run is not None and shown.run.name == "a"
+        shown.leave()
+        shown.estimator.cancel()
 
 
 def make_trained(folder: Path, name: str, config: dict[str, Any] | None = None) -> Run:
