@@ -72,11 +72,6 @@ def notebook() -> str | None:
     return os.environ.get("JPY_SESSION_NAME") or getattr(shell, "user_ns", {}).get("__vsc_ipynb_file__")
 
 
-def is_taken_away() -> bool:
-    """Return whether this machine's provider may end it and delete its files: Colab, or a RunPod pod."""
-    return "google.colab" in sys.modules or "RUNPOD_POD_ID" in os.environ
-
-
 def session_ender() -> Callable[[], object]:
     """Return a function that ends this rented machine's session. Raises `UserError` on other machines."""
     pod, command = os.environ.get("RUNPOD_POD_ID"), shutil.which("runpodctl")

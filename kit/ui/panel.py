@@ -16,7 +16,7 @@ from typing import Any, Self
 from kit.config import RunConfig
 from kit.errors import UserError
 from kit.format.files import write_atomic
-from kit.machine import host
+from kit.machine import host, places
 from kit.measure import advice, speed
 from kit.measure.auto import resolve
 from kit.runs import directory
@@ -394,6 +394,9 @@ class Estimator:
     False for an error, but True if only the speed could not be measured.
     """
 
+    _one_at_a_time = threading.Lock()
+    """Held by the estimator that measures, of all panels of this process."""
+
     def __init__(
         self, show_label: Callable[[str, bool], None], show_resolved: Callable[[RunConfig, RunConfig], None]
     ) -> None:
@@ -415,28 +418,36 @@ class Estimator:
             self._process.kill()
 
     def _estimate(self, request: object, config: RunConfig, dollars_per_hour: float | None) -> None:
+        risk = places.risk(config.runs_dir) if config.store is None else ""
+
         def show(message: str, valid: bool) -> None:
             if request is self._request:
-                self._show_label(message, valid)
+                self._show_label(f"{message.rstrip('.')}.{risk}" if valid and risk else message, valid)
 
         try:
             resolved = resolve(config)
             if request is self._request:
                 self._show_resolved(config, resolved)
-            measured = speed.cached(resolved)
-            if measured is None:
+            if speed.cached(resolved) is None:
                 show(MEASURING, True)
-                self._process = process = speed.probe_apart(resolved)
-                if request is not self._request:  # cancelled before the process was stored
-                    process.kill()
-                measured = speed.answer(process, resolved)
+            with self._one_at_a_time:  # two probes would slow each other down
+                others = [run for run in working_runs(config.runs_dir) if run.status()["state"] != "paused"]
+                measured = speed.cached(resolved)
+                if request is not self._request:
+                    return
+                if measured is None and others:
+                    show(f"The speed is measured when {others[0].name} has ended; you can press Train already.", True)
+                    return
+                if measured is None:
+                    self._process = process = speed.probe_apart(resolved)
+                    if request is not self._request:  # cancelled before the process was stored
+                        process.kill()
+                    measured = speed.answer(process, resolved)
             time_and_price = advice.estimate(resolved, measured, None, dollars_per_hour)
             envs = f"with {resolved.n_envs} env{'' if resolved.n_envs == 1 else 's'} on {resolved.device}"
             estimate = f"{time_and_price[0].upper()}{time_and_price[1:]}, {envs}; {advice.disk_use(resolved)}."
-            if others := [run for run in working_runs(config.runs_dir) if run.status()["state"] != "paused"]:
+            if others:
                 estimate += f" {others[0].name} is training too, so both are slower."
-            if config.store is None and host.is_taken_away():
-                estimate += " Without a store, the run is lost when this machine is taken away."
             show(estimate, True)
         except Exception as error:
             show(str(error) or type(error).__name__, isinstance(error, speed.NotMeasured))

@@ -18,13 +18,14 @@ from kit import cli
 from kit.config import ALGOS, RunConfig
 from kit.errors import UserError
 from kit.format import checkpoint
+from kit.machine import places
 from kit.measure import speed
 from kit.measure.speed import Speed
 from kit.runs import provenance
 from kit.runs.api import create
 from kit.runs.run import Run
 from kit.trainers import algorithm
-from kit.ui import hyper, result
+from kit.ui import dashboard, hyper, result
 from kit.ui import panel as panel_module
 from kit.ui.as_code import as_code
 from kit.ui.form import Form
@@ -451,7 +452,8 @@ def test_a_run_of_a_terminal_is_not_taken_for_that_of_a_notebook_without_a_path(
         named.estimator.cancel()
 
 
-def test_a_watched_run_is_not_the_run_of_the_panel(tmp_path: Path) -> None:
+def test_a_watched_run_is_not_the_run_of_the_panel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dashboard.videos, "missing_video", lambda run: None)
     run = make_trained(tmp_path, "stranger", {"env": "Ant-v5"})
     shown = panel_of(tmp_path)
     with at_work(run):
@@ -555,6 +557,86 @@ def test_a_rented_machine_without_a_store_shows_a_warning(
     wait_for(lambda: "Without a store, the run is lost" in panel.label.value)
     panel.form.entries["store"].value = str(tmp_path / "store")
     wait_for(lambda: "on this machine" in panel.label.value and "Without a store" not in panel.label.value)
+
+
+def test_the_warning_about_the_store_is_there_before_the_estimate_and_without_one(
+    panel: TrainPanel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait_for(lambda: "About 2 min" in panel.label.value)
+    monkeypatch.setenv("KAGGLE_KERNEL_RUN_TYPE", "Interactive")
+    monkeypatch.setattr(speed, "cached", lambda config: None)
+    measuring, answered = threading.Event(), threading.Event()
+
+    def answer(process: Any, config: RunConfig) -> Speed:
+        measuring.set()
+        answered.wait(60)
+        raise speed.NotMeasured("no speed")
+
+    monkeypatch.setattr(speed, "probe_apart", lambda config: SimpleNamespace(kill=lambda: None))
+    monkeypatch.setattr(speed, "answer", answer)
+    panel.form.entries["seed"].value = "1"
+    wait_for(measuring.is_set)
+    warning = "Without a store, the run is lost with this machine&#x27;s files (Kaggle: only saved versions keep"
+    assert "Measuring this machine" in panel.label.value and warning in panel.label.value
+    answered.set()
+    wait_for(lambda: f"no speed. {warning}" in panel.label.value)
+
+
+def test_a_disk_that_outlives_the_machine_needs_no_store(
+    panel: TrainPanel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    wait_for(lambda: "About 2 min" in panel.label.value)
+    monkeypatch.setenv("RUNPOD_POD_ID", "4711")
+    monkeypatch.setattr(places, "volume", lambda: tmp_path)
+    panel.form.entries["seed"].value = "1"
+    wait_for(lambda: "on this machine" in panel.label.value and "Without a store" not in panel.label.value)
+    panel.form.entries["runs_dir"].value = "/elsewhere"
+    wait_for(lambda: "Without a store" in panel.label.value)
+
+
+def test_the_speed_is_not_measured_beside_a_run_that_trains(
+    panel: TrainPanel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait_for(lambda: "About 2 min" in panel.label.value)
+    probes, known = list[int](), speed.cached(panel.config)
+    monkeypatch.setattr(speed, "cached", lambda config: None)
+    monkeypatch.setattr(speed, "probe_apart", lambda config: probes.append(1))
+    monkeypatch.setattr(speed, "answer", lambda process, config: known)
+    with at_work(make_run(tmp_path, "other", config={"env": "Ant-v5"})):
+        panel._beat()
+        wait_for(lambda: "The speed is measured when other has ended" in panel.label.value)
+        assert not probes and not panel.train_button.disabled
+    panel._beat()
+    wait_for(lambda: "About 2 min" in panel.label.value)
+    assert probes == [1]
+
+
+def test_two_panels_measure_one_after_the_other(
+    panel: TrainPanel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second finds what the first has measured."""
+    wait_for(lambda: "About 2 min" in panel.label.value)
+    known, measured = speed.cached(panel.config), dict[str, Any]()
+    measuring, answered = list[int](), threading.Event()
+
+    def answer(process: Any, config: RunConfig) -> Any:
+        measuring.append(1)
+        answered.wait(60)
+        measured["speed"] = known
+        return known
+
+    monkeypatch.setattr(speed, "cached", lambda config: measured.get("speed"))
+    monkeypatch.setattr(speed, "probe_apart", lambda config: SimpleNamespace(kill=lambda: None))
+    monkeypatch.setattr(speed, "answer", answer)
+    second = TrainPanel(panel.config).show()
+    panel.form.entries["seed"].value = "1"
+    for shown in (panel, second):
+        wait_for(lambda shown=shown: "Measuring this machine" in shown.label.value)
+    wait_for(lambda: measuring)
+    answered.set()
+    for shown in (panel, second):
+        wait_for(lambda shown=shown: "About 2 min" in shown.label.value)
+    assert measuring == [1]
 
 
 @pytest.mark.parametrize(
