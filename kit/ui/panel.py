@@ -57,10 +57,13 @@ class Panel(Dashboard):
     is in the store. With a user there, a button keeps the session open during the last `NOTICE_S` seconds.
     """
 
+    _pressed_at = 0.0
+    """Unix seconds of the last press in any panel: a cell that was run again has left an older panel, which also ends
+    the session."""
+
     def __init__(self, end_session: bool = False) -> None:
         super().__init__()
         self._end_session = host.session_ender() if end_session else None
-        self._kept_open = threading.Event()
         self._watched: Path | None = None  # the run that was started elsewhere and that the user watches here
 
     @property
@@ -106,12 +109,13 @@ class Panel(Dashboard):
 
     def _count_down(self, run: Run) -> bool:
         """Announce the end of the session for `NOTICE_S` seconds; return False if the user keeps it open or trains."""
-        self._kept_open.clear()
+        ended_at = run.status()["updated"]
         self.keep_button.layout.display = None
         kept = False
         for left_s in range(NOTICE_S, 0, -1):
             self.say(f"The run is finished and in the store; the session of this machine ends in {left_s} s.")
-            if kept := self._kept_open.wait(1) or self.run is not run or not_safe(run) is not None:
+            time.sleep(1)
+            if kept := Panel._pressed_at > ended_at or self.run is not run or not_safe(run) is not None:
                 break
         self.keep_button.layout.display = "none"
         if self.run is run:  # else the message is about another run
@@ -120,7 +124,7 @@ class Panel(Dashboard):
 
     def keep_open(self) -> None:
         """Keep the session open if it is about to end: who presses a button is there."""
-        self._kept_open.set()
+        Panel._pressed_at = time.time()
 
 
 def not_safe(run: Run) -> str | None:
