@@ -13,7 +13,7 @@ from kit.runs.export import export
 from kit.runs.finding import local_runs
 from kit.runs.publish import push
 from kit.runs.run import Run
-from kit.ui import diagnosis, style
+from kit.ui import diagnosis, heartbeat, style
 from kit.ui.comparing import compare
 from kit.ui.dashboard import Dashboard
 
@@ -56,6 +56,7 @@ class NextSteps:
         self.message.add_class("kit-next-message")
         layout = w.Layout(flex_flow="row wrap", display="none")
         self._box = w.HBox([*row, w.HBox([self.target, push])], layout=layout)
+        heartbeat.cover(w, self._box)
         self.view = w.VBox([self._box, self.message, self.below])
         self.view.add_class("kit-next-steps")
 

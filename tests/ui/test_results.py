@@ -15,8 +15,10 @@ from kit.errors import UserError
 from kit.runs.finding import StoredRuns, local_runs
 from kit.runs.run import Run
 from kit.runs.video import View
-from kit.ui import gallery, plots, result, resume, rows, style, videos
+from kit.ui import gallery, heartbeat, plots, result, resume, rows, style, videos
 from kit.ui import picker as picker_module
+from kit.ui.dashboard import Dashboard
+from kit.ui.next_steps import NextSteps
 from kit.ui.picker import RunPicker
 from kit.ui.resume import ResumePanel
 from tests.ui.fabricate import at_work, make_run, set_status, text_of, wait_for, watch_to_the_end
@@ -317,6 +319,24 @@ def test_a_run_is_picked_from_a_list(tmp_path: Path, store: None, monkeypatch: p
     picker.choices.value = "hf://me/runs/far"
     assert picker.run.path == far.path and picker.run.path == far.path
     assert asked == ["hf://me/runs/far", str(far.path)], "must be fetched once"
+
+
+def test_a_picker_and_the_buttons_below_a_report_warn_when_the_kernel_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The notice, which CSS shows when nothing redraws it any more, lies in the box that it covers."""
+    (make_run(tmp_path, "arm").path / "checkpoints" / "step_000000600").mkdir()
+    views: list[Any] = []
+    monkeypatch.setattr("IPython.display.display", lambda view: views.append(view))
+    RunPicker("arm", str(tmp_path)).show()
+    steps = NextSteps(Dashboard())
+    for count, view in enumerate((*views, steps.view.children[0]), 7):
+        notice = view.children[-1]
+        assert "kit-dashboard" in view._dom_classes and "kit-alive" in notice._dom_classes
+        before = notice.value
+        heartbeat._draw_all(count)
+        assert "no connection to its kernel" in notice.value and notice.value != before
+    assert "kit-silent" in views[0].children[0].value, "without its CSS, the notice would be shown at once"
 
 
 def test_a_finished_run_can_be_resumed_only_for_more_steps(tmp_path: Path) -> None:
