@@ -364,7 +364,8 @@ class TrainPanel(Panel):
         try:
             time.sleep(LATE_EDITS_S)
             run = launch(self.form.read())
-            write_atomic(run.path / MARK, self._cell)  # so that the panel finds its run after a restart of the kernel
+            with contextlib.suppress(OSError):  # it trains; only a panel after a restart does not know it
+                write_atomic(run.path / MARK, self._cell)
         except UserError as error:
             self.say("")
             self._show_label(str(error), valid=False)
