@@ -63,13 +63,13 @@ async def clicks() -> AsyncIterator[Callable[[], Awaitable[object]]]:
 
 
 def notebook() -> str | None:
-    """Return the path of the notebook in which this process or its parent runs, or None if Jupyter does not say it."""
-    return os.environ.get("JPY_SESSION_NAME")
+    """Return the path of the notebook in which this process or its parent runs, or None if it is not known.
 
-
-def is_taken_away() -> bool:
-    """Return whether this machine's provider may end it and delete its files: Colab, or a RunPod pod."""
-    return "google.colab" in sys.modules or "RUNPOD_POD_ID" in os.environ
+    Jupyter's server tells it to the kernel, VS Code writes it among the notebook's variables, Colab does not say it.
+    """
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython else None
+    return os.environ.get("JPY_SESSION_NAME") or getattr(shell, "user_ns", {}).get("__vsc_ipynb_file__")
 
 
 def session_ender() -> Callable[[], object]:

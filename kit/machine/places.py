@@ -87,3 +87,11 @@ def volume(environment: Mapping[str, str] | None = None, root: Path = Path("/"))
     pattern = where(environment, root).volumes
     disks = sorted(root.glob(pattern)) if pattern else []
     return next((disk for disk in disks if disk.is_dir() and os.access(disk, os.W_OK)), None)
+
+
+def risk(runs_dir: str) -> str:
+    """Return a sentence, after a space, that says why runs in `runs_dir` need a store; "" if their disk stays."""
+    place, folder = where(), Path(runs_dir).expanduser().resolve()
+    if not place.loses_disk or any(folder.is_relative_to(disk) for disk in (volume(), drive()) if disk is not None):
+        return ""
+    return f" Without a store, the run is lost with this machine's files ({place.name}: {place.keeps})."

@@ -16,6 +16,7 @@ runs/<name>/
   videos/            mp4 files
   divergences/       recordings of diverged physics, see kit.runs.divergence
   control/           commands to the training process, one file each
+  .panel             what the notebook's panel asked for that started the run, see kit.ui.panel
   .lock              held (flock) by the training process; the system frees it when that process dies
 """
 

@@ -108,6 +108,7 @@ class Dashboard:
             box.value = ""
         self._shown_videos = []
         self.metrics.attach(None)
+        self.notice.show("")
         self._draw_buttons("")
         self._changed()
 

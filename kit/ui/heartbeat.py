@@ -40,6 +40,15 @@ def add(box: Any, refresh: Callable[[], None] | None = None) -> None:
         _refreshes.append(refresh)
 
 
+def cover(w: Any, view: Any) -> None:
+    """Let the notice cover `view`, a box of widgets, when the kernel is gone. `w`: ipywidgets."""
+    box = w.HTML()
+    box.add_class("kit-alive")
+    view.add_class("kit-dashboard")  # the CSS puts the notice over it
+    view.children = (*view.children, box)
+    add(box)
+
+
 def _repeat(beat: Callable[[int], None]) -> None:
     for count in itertools.count(1):
         time.sleep(BEAT_S)

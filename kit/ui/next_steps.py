@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 from kit.errors import need
@@ -13,12 +15,14 @@ from kit.runs.export import export
 from kit.runs.finding import local_runs
 from kit.runs.publish import push
 from kit.runs.run import Run
-from kit.ui import diagnosis, style
+from kit.ui import diagnosis, heartbeat, style
 from kit.ui.comparing import compare
 from kit.ui.dashboard import Dashboard
 
 GOOD_RATE = 0.8
 """A run with at least this success rate gets no advice."""
+NEEDS = {"View in 3-D": ("view", "viser", "mjviser"), "Export": ("deploy", "onnx", "onnxruntime")}
+"""Name of a button -> pip extra of kit, and the packages of it that the button needs."""
 
 
 def advice(run: Run, improved: bool) -> list[str]:
@@ -34,11 +38,13 @@ def advice(run: Run, improved: bool) -> list[str]:
 
 
 class NextSteps:
-    """Buttons for a run that has ended. `dashboard` shows the run that a button starts."""
+    """Buttons for a run that has ended. `dashboard` shows the run that a button starts; default: one below them."""
 
-    def __init__(self, dashboard: Dashboard) -> None:
+    def __init__(self, dashboard: Dashboard | None = None) -> None:
         w = self._w = need("ipywidgets", "notebook")
-        self._dashboard = dashboard
+        self._dashboard, self._is_above = dashboard or Dashboard(), dashboard is not None
+        if not self._is_above:
+            self._dashboard._build(w)
         self.run: Run | None = None
         self._viewer: Any = None
         self.buttons = {
@@ -56,6 +62,7 @@ class NextSteps:
         self.message.add_class("kit-next-message")
         layout = w.Layout(flex_flow="row wrap", display="none")
         self._box = w.HBox([*row, w.HBox([self.target, push])], layout=layout)
+        heartbeat.cover(w, self._box)
         self.view = w.VBox([self._box, self.message, self.below])
         self.view.add_class("kit-next-steps")
 
@@ -71,7 +78,11 @@ class NextSteps:
         self._box.layout.display = None if has_policy else "none"
 
     def _button(self, name: str, icon: str, tooltip: str, action: Callable[[Run], str]) -> Any:
+        extra, *modules = NEEDS.get(name, ("",))
+        if lacking := [module for module in modules if not find_spec(module)]:
+            tooltip = f"{' and '.join(lacking)} not installed: run pip install 'kit[{extra}]', then this cell again"
         button = self._w.Button(description=name, icon=icon, tooltip=tooltip, layout=self._w.Layout(width="auto"))
+        button.disabled = bool(lacking)
         button.on_click(partial(self._pressed, action=action))
         return button
 
@@ -97,14 +108,20 @@ class NextSteps:
 
     def _longer(self, run: Run) -> str:
         total_steps = 2 * run.config.total_steps
-        self._dashboard.attach(resume(run.path, background=True, total_steps=total_steps))
-        return f"{run.name} trains on, to {total_steps:,} steps: see the panel above."
+        where = self._watch(resume(run.path, background=True, total_steps=total_steps))
+        return f"{run.name} trains on, to {total_steps:,} steps: see {where}."
 
     def _branch(self, run: Run) -> str:
-        new = branch(run)
-        self._dashboard.attach(new)
-        where = "see the panel above. When it ends, its report appears here."
-        return f"{new.name} starts from the best policy of {run.name}: {where}"
+        where = self._watch(new := branch(run))
+        later = " When it ends, its report appears here." if self._is_above else ""
+        return f"{new.name} starts from the best policy of {run.name}: see {where}.{later}"
+
+    def _watch(self, run: Run) -> str:
+        """Show `run`, which a button has started, in the dashboard; return where that is."""
+        if not self._is_above:
+            self._show(self._dashboard.view)
+        self._dashboard.attach(run)
+        return "the panel above" if self._is_above else "below"
 
     def _compare(self, run: Run) -> str:
         same = [each for each in local_runs(run.path.parent) if each.config.env == run.config.env]
@@ -114,10 +131,13 @@ class NextSteps:
     def _view(self, run: Run) -> str:
         from kit.ui.viewing import HEIGHT, Viewer
 
+        if "google.colab" in sys.modules:  # it shows a page of the kernel only from a cell, not from a button
+            return f"On Colab, run kit.ui.view({str(run.path)!r}) in a new cell."
         self._close_viewer()
         self._viewer = Viewer(run)
         self._show(self._w.HTML(f"<iframe src='{self._viewer.url}' width='100%' height='{HEIGHT}'></iframe>"))
-        return str(self._viewer)
+        port = self._viewer.port
+        return f"{self._viewer}. Empty, on a remote machine? At your computer, run ssh -L {port}:127.0.0.1:{port} HOST."
 
     def _close_viewer(self) -> None:
         if self._viewer is not None:

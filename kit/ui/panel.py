@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 import threading
@@ -14,7 +15,8 @@ from typing import Any, Self
 
 from kit.config import RunConfig
 from kit.errors import UserError
-from kit.machine import host
+from kit.format.files import write_atomic
+from kit.machine import host, places
 from kit.measure import advice, speed
 from kit.measure.auto import resolve
 from kit.runs import directory
@@ -35,6 +37,8 @@ NOTICE_S = 60
 """Seconds between the notice that the machine's session will end, and its end."""
 SAME = ("env", "algo", "env_options", "teacher", "dataset")
 """Without a run of its own, a panel takes a run only if these fields equal those of the form; see `find_run`."""
+MARK = ".panel"
+"""File of a run that a panel has started: the `SAME` fields of that panel's cell, which the form may have changed."""
 TITLE_CHARACTERS = 60
 """Maximum number of characters of changed options and hyperparameters in the title of the folded form."""
 SETTLE_S = 0.4
@@ -53,10 +57,19 @@ class Panel(Dashboard):
     is in the store. With a user there, a button keeps the session open during the last `NOTICE_S` seconds.
     """
 
+    _pressed_at = 0.0
+    """Unix seconds of the last press in any panel: a cell that was run again has left an older panel, which also ends
+    the session."""
+
     def __init__(self, end_session: bool = False) -> None:
         super().__init__()
         self._end_session = host.session_ender() if end_session else None
-        self._kept_open = threading.Event()
+        self._watched: Path | None = None  # the run that was started elsewhere and that the user watches here
+
+    @property
+    def own_run(self) -> Run | None:
+        """The shown run, or None if it was started elsewhere and is only watched here."""
+        return None if self.run is None or self.run.path == self._watched else self.run
 
     def show(self) -> Self:
         """Display the panel. In a notebook executed without a user (papermill), instead start the run and wait for its
@@ -96,12 +109,13 @@ class Panel(Dashboard):
 
     def _count_down(self, run: Run) -> bool:
         """Announce the end of the session for `NOTICE_S` seconds; return False if the user keeps it open or trains."""
-        self._kept_open.clear()
+        ended_at = run.status()["updated"]
         self.keep_button.layout.display = None
         kept = False
         for left_s in range(NOTICE_S, 0, -1):
             self.say(f"The run is finished and in the store; the session of this machine ends in {left_s} s.")
-            if kept := self._kept_open.wait(1) or self.run is not run or not_safe(run) is not None:
+            time.sleep(1)
+            if kept := Panel._pressed_at > ended_at or self.run is not run or not_safe(run) is not None:
                 break
         self.keep_button.layout.display = "none"
         if self.run is run:  # else the message is about another run
@@ -110,7 +124,7 @@ class Panel(Dashboard):
 
     def keep_open(self) -> None:
         """Keep the session open if it is about to end: who presses a button is there."""
-        self._kept_open.set()
+        Panel._pressed_at = time.time()
 
 
 def not_safe(run: Run) -> str | None:
@@ -135,8 +149,8 @@ class TrainPanel(Panel):
     >>> panel = kit.ui.TrainPanel(config).show()
 
     Training runs in a separate process, and continues if the tab is closed or the kernel is restarted. If a run of this
-    notebook and env is already training in `runs_dir`, the panel shows that run. A button shows a run that
-    was started elsewhere.
+    panel, or of this notebook with the same `SAME` fields, is already training in `runs_dir`, the panel shows that run.
+    A button shows a run that was started elsewhere.
     """
 
     def __init__(
@@ -150,7 +164,9 @@ class TrainPanel(Panel):
         super().__init__(end_session)
         self.config = (config or RunConfig()).replace(**fields)
         self.dollars_per_hour = dollars_per_hour
+        self._cell = asked_for(self.config)
         self._starting = False
+        self._offered: Run | None = None  # the run that the Watch button names
         self._at_work = set[str]()  # names of the runs that were training when the form was last read
 
     def find_run(self) -> Run:
@@ -159,8 +175,8 @@ class TrainPanel(Panel):
         Raises `UserError` if there is none.
         """
         c = self.config
-        if self.run is not None:
-            return self.run
+        if self.own_run is not None:
+            return self.own_run
         for run in local_runs(c.runs_dir):
             asked = run.requested
             same = all(getattr(asked, name) == getattr(c, name) for name in SAME) and c.run_name in (None, run.name)
@@ -168,7 +184,8 @@ class TrainPanel(Panel):
                 return run
         others = "".join(f", {name}={value!r}" for name in SAME[2:] if (value := getattr(c, name)))
         what = f"{c.env} with {c.algo}{others}"
-        raise UserError(f"runs_dir={c.runs_dir!r} holds no run of {what}; press Train and wait for it.")
+        watched = f" {self.run.name}, which this panel shows, was started elsewhere." if self.run is not None else ""
+        raise UserError(f"runs_dir={c.runs_dir!r} holds no run of {what}; press Train and wait for it.{watched}")
 
     def _start_run(self) -> Run:
         # `kit.scale.execute` sets KIT_GO_ON, so that a notebook that it executes again resumes its run
@@ -204,7 +221,8 @@ class TrainPanel(Panel):
 
     def _shown(self) -> None:
         for run in working_runs(self.config.runs_dir):
-            if run.name == self.config.run_name or (self.config.run_name is None and self._is_own(run)):
+            named = run.name == self.config.run_name and run.config.env == self.config.env
+            if named or (self.config.run_name is None and self._is_own(run)):
                 self.form.fill(run.requested)
                 self.attach(run)
                 self.estimator.cancel()  # filling the form has asked for an estimate
@@ -214,17 +232,24 @@ class TrainPanel(Panel):
         self._edited()
 
     def _is_own(self, run: Run) -> bool:
-        """Whether `run` trains this panel's env and was started from this notebook."""
-        return run.config.env == self.config.env and run.notebook == host.notebook()
+        """Whether this cell's panel has started `run`, or else this notebook with the same `SAME` fields."""
+        if run.notebook != host.notebook() or run.parent is not None:
+            return False
+        mark = run.path / MARK
+        if mark.exists():
+            return mark.read_text() == self._cell
+        return host.notebook() is not None and asked_for(run.requested) == self._cell
 
     def _watch_or_leave(self) -> None:
         """Watch the run that another notebook or program trains; or, if the panel watches a run, leave it."""
         if self.watch_button.description == LEAVE:
             self.leave()
-        elif runs := working_runs(self.config.runs_dir):
+        elif (run := self._offered) is not None and run.is_working():
             self.estimator.cancel()
-            self.attach(runs[0])
-            self._show_label(f"{runs[0].name} was started elsewhere; the form keeps its own settings.", True)
+            self._watched = None if self._is_own(run) else run.path
+            self.attach(run)
+            where = "was started elsewhere" if self._watched else "is shown"
+            self._show_label(f"{run.name} {where}; the form keeps its own settings.", True)
         else:
             self._edited()  # that run has ended
 
@@ -242,11 +267,12 @@ class TrainPanel(Panel):
             self.attach(self.run)
 
     def _draw_watch_button(self, runs: Sequence[Run]) -> None:
-        """Offer to leave the shown run if it works or is not this panel's, else to watch a run started elsewhere.
+        """Offer to leave the shown run if it works or is not this panel's, else to watch the latest of `runs`.
 
         `runs`: those at work.
         """
-        is_working, is_foreign = self.is_working, self.run is not None and not self._is_own(self.run)
+        is_working, is_foreign = self.is_working, self.run is not None and self.own_run is None
+        self._offered = runs[0] if runs else None
         if self.run is not None and (is_working or is_foreign):
             self.watch_button.description, self.watch_button.icon = LEAVE, "sign-out"
             self.watch_button.tooltip = f"Stop watching {self.run.name}, which continues, and show the form again"
@@ -338,6 +364,8 @@ class TrainPanel(Panel):
         try:
             time.sleep(LATE_EDITS_S)
             run = launch(self.form.read())
+            with contextlib.suppress(OSError):  # it trains; only a panel after a restart does not know it
+                write_atomic(run.path / MARK, self._cell)
         except UserError as error:
             self.say("")
             self._show_label(str(error), valid=False)
@@ -348,14 +376,20 @@ class TrainPanel(Panel):
         self.attach(run)
 
 
+def asked_for(config: RunConfig) -> str:
+    """Return the `SAME` fields of `config` as a text."""
+    values = config.to_dict()
+    return json.dumps({name: values[name] for name in SAME}, sort_keys=True, default=str)
+
+
 def working_runs(runs_dir: str | Path) -> list[Run]:
-    """Return the runs in `runs_dir` that a process trains, latest first. Opens no other runs: that takes 10 ms each."""
+    """Return the runs in `runs_dir` that a process trains, the last started first. Opens no others: 10 ms each."""
     runs = []
     for path in run_folders(runs_dir):
         if directory.is_locked(path):
             with contextlib.suppress(UserError):  # a run of a newer version of kit
                 runs.append(Run(path))
-    return sorted(runs, key=lambda run: run.status()["updated"] or 0.0, reverse=True)
+    return sorted(runs, key=lambda run: run.status()["started"] or float("inf"), reverse=True)
 
 
 class Estimator:
@@ -364,6 +398,9 @@ class Estimator:
     Calls `show_resolved(config, resolved)`, then `show_label(message, valid)` with the estimate or an error. `valid` is
     False for an error, but True if only the speed could not be measured.
     """
+
+    _one_at_a_time = threading.Lock()
+    """Held by the estimator that measures, of all panels of this process."""
 
     def __init__(
         self, show_label: Callable[[str, bool], None], show_resolved: Callable[[RunConfig, RunConfig], None]
@@ -386,28 +423,36 @@ class Estimator:
             self._process.kill()
 
     def _estimate(self, request: object, config: RunConfig, dollars_per_hour: float | None) -> None:
+        risk = places.risk(config.runs_dir) if config.store is None else ""
+
         def show(message: str, valid: bool) -> None:
             if request is self._request:
-                self._show_label(message, valid)
+                self._show_label(f"{message.rstrip('.')}.{risk}" if valid and risk else message, valid)
 
         try:
             resolved = resolve(config)
             if request is self._request:
                 self._show_resolved(config, resolved)
-            measured = speed.cached(resolved)
-            if measured is None:
+            if speed.cached(resolved) is None:
                 show(MEASURING, True)
-                self._process = process = speed.probe_apart(resolved)
-                if request is not self._request:  # cancelled before the process was stored
-                    process.kill()
-                measured = speed.answer(process, resolved)
+            with self._one_at_a_time:  # two probes would slow each other down
+                others = [run for run in working_runs(config.runs_dir) if run.status()["state"] != "paused"]
+                measured = speed.cached(resolved)
+                if request is not self._request:
+                    return
+                if measured is None and others:
+                    show(f"The speed is measured when {others[0].name} has ended; you can press Train already.", True)
+                    return
+                if measured is None:
+                    self._process = process = speed.probe_apart(resolved)
+                    if request is not self._request:  # cancelled before the process was stored
+                        process.kill()
+                    measured = speed.answer(process, resolved)
             time_and_price = advice.estimate(resolved, measured, None, dollars_per_hour)
             envs = f"with {resolved.n_envs} env{'' if resolved.n_envs == 1 else 's'} on {resolved.device}"
             estimate = f"{time_and_price[0].upper()}{time_and_price[1:]}, {envs}; {advice.disk_use(resolved)}."
-            if others := [run for run in working_runs(config.runs_dir) if run.status()["state"] != "paused"]:
+            if others:
                 estimate += f" {others[0].name} is training too, so both are slower."
-            if config.store is None and host.is_taken_away():
-                estimate += " Without a store, the run is lost when this machine is taken away."
             show(estimate, True)
         except Exception as error:
             show(str(error) or type(error).__name__, isinstance(error, speed.NotMeasured))

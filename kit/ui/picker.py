@@ -9,7 +9,7 @@ from typing import Self
 from kit.errors import UserError, need
 from kit.runs.finding import local_runs, locate
 from kit.runs.run import Run, opened
-from kit.ui import style
+from kit.ui import heartbeat, style
 from kit.ui.gallery import find_run
 from kit.ui.headless import nobody_there
 from kit.ui.resume import list_lines, store_entry
@@ -61,7 +61,9 @@ class RunPicker:
         self._add(list_lines(self.runs_dir))
         self.choices.observe(lambda change: self._choose(change["new"]), names="value")
         self.entry = store_entry(w, self.store, self._list_store)
-        display(w.VBox([self.choices, self.entry, self.label]))
+        view = w.VBox([w.HTML(f"<style>{style.CSS}</style>"), self.choices, self.entry, self.label])
+        heartbeat.cover(w, view)
+        display(view)
         if self.store is not None:
             self._list_store(self.store)
         return self

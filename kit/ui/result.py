@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from importlib.util import find_spec
 from typing import Any
 
 from kit.measure.uncertainty import success_differs, success_interval
@@ -26,18 +27,20 @@ def report(source: Panel | Run) -> None:
 
     `source`: a run or a panel. For a panel, each of its runs is shown when the run has ended, and the cell does not
     wait. For a run that is training, the cell waits until it has ended, so that the next cells find its result; an
-    interrupt ends only the waiting. The video is added when it has been recorded.
+    interrupt ends only the waiting. The video is added when it has been recorded. Buttons below train longer, branch,
+    compare, view and export.
     """
     from IPython.display import display
 
-    run = source.run if isinstance(source, Panel) else source
+    run = source.own_run if isinstance(source, Panel) else source
     if isinstance(source, Panel) and not nobody_there():
         handle, steps = display(page(run), display_id=True), NextSteps(source)
         display_widget(steps.view, " ")
 
         def update(run: Run) -> None:
-            handle.update(page(run))
-            steps.choose(run)
+            if source.own_run is not None:  # else it was started elsewhere
+                handle.update(page(run))
+                steps.choose(run)
 
         source.on_change.append(update)
         if run is not None:
@@ -60,6 +63,10 @@ def report(source: Panel | Run) -> None:
             except Exception as error:  # show the rest without the video
                 warning = f"No video: {error}"
             handle.update(result(run, warning))
+        if not nobody_there() and find_spec("ipywidgets") and (run.checkpoints() or run.best()):
+            steps = NextSteps()
+            steps.choose(run)
+            display_widget(steps.view, " ")
 
 
 def page(run: Run | None) -> style.Page:

@@ -41,9 +41,8 @@ ORDERS: dict[str, Callable[[Line], Any]] = {
     "size on disk": lambda line: -(line.size_bytes or 0),
 }
 """Name of an order -> sort key."""
-ENDED = ("interrupted", "failed")
 FITTING = {
-    "pause": ("running",), "continue": ("paused", *ENDED),
+    "pause": ("running",), "continue": ("paused", "interrupted", "failed"),
     "stop": ("starting", "running", "paused"), "save": ("running",),
 }  # fmt: skip
 """Name of a button -> states of a run in which it applies."""
@@ -168,7 +167,7 @@ class RunsPage:
             ("continue", "Continue", "play", partial(self._each, "continue", go_on)),
             ("stop", "Stop", "stop", partial(self._each, "stop", Run.stop)),
             ("save", "Checkpoint now", "save", partial(self._each, "save", Run.checkpoint)),
-            ("compare", "Compare", "line-chart", self._compare), ("open", "Watch or resume", "eye", self._open),
+            ("compare", "Compare", "line-chart", self._compare), ("open", "Open", "eye", self._open),
             ("delete", "Delete", "trash", self._ask),
         )  # fmt: skip
         self.buttons = {name: self._button(label, icon, action) for name, label, icon, action in actions}
@@ -323,10 +322,10 @@ class RunsPage:
 
     def _draw_buttons(self) -> None:
         """Enable the buttons that fit the ticked runs."""
-        states = [line.now["state"] for line in self._ticked_lines()]
-        fit = {"compare": bool(states), "delete": bool(states), "open": len(states) == 1}
+        lines = self._ticked_lines()
+        fit = {"compare": bool(lines), "delete": bool(lines), "open": len(lines) == 1}
         for name, button in self.buttons.items():
-            button.disabled = not fit[name] if name in fit else not set(states) & set(FITTING[name])
+            button.disabled = not fit[name] if name in fit else not any(fits(name, line.now) for line in lines)
         self.stop_all_button.layout.display = None if is_background_at_work(self._jobs) else "none"
 
     # -- buttons ---------------------------------------------------------------------------------------------------
@@ -335,7 +334,7 @@ class RunsPage:
         """Call `action` for the ticked runs in whose state the button `name` applies; then show all errors."""
         errors = []
         for line in self._ticked_lines():
-            if line.run is not None and line.run.status()["state"] in FITTING[name]:
+            if line.run is not None and fits(name, line.now | {"state": line.run.status()["state"]}):
                 try:
                     action(line.run)
                 except UserError as error:
@@ -355,9 +354,8 @@ class RunsPage:
         self._below.children = [view]
 
     def _open(self) -> None:
+        """Show the dashboard of the ticked run, which has a button to resume it."""
         (run,) = self.ticked
-        if run.status()["state"] in ENDED:
-            run = resume(run.path, background=True)
         board = Dashboard(run)
         board._build(self._w)
         self._show_below(board.view, board)
@@ -426,6 +424,11 @@ def shown_of(found: int, known: int) -> str:
     """Describe how many runs match, such as "1 run", "12 runs" or "3 of 12 runs"."""
     runs = f"{known} run{'' if known == 1 else 's'}"
     return runs if found == known else f"{found} of {runs}"
+
+
+def fits(name: str, now: dict[str, Any]) -> bool:
+    """Whether the button `name` applies to a run of status `now`. Its search has ended a pruned trial for good."""
+    return now["state"] in FITTING[name] and now["phase"] != "pruned"
 
 
 def go_on(run: Run) -> None:

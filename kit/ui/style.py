@@ -153,7 +153,7 @@ def head(name: str, now: dict[str, Any]) -> str:
     colour, word = state(now)
     if now["state"] in ("starting", "running") and now["phase"] not in ("training", "starting", ""):
         word = now["phase"]
-    if now["state"] == "interrupted":
+    if now["state"] == "interrupted" and now["phase"] != "pruned":
         word = "interrupted (Resume continues it)"
     return (
         f"<div class='kit-card'><div class='kit-top'><span class='kit-state' style='color:{colour}'>"

@@ -81,3 +81,14 @@ def test_session_ender_on_colab_on_runpod_and_elsewhere(
 def test_connect_does_nothing_outside_of_colab() -> None:
     host.connect("drive:kit")
     assert not Path("/content/drive").exists()
+
+
+def test_the_notebook_is_known_in_jupyter_and_in_vs_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    shell = type("Shell", (), {"user_ns": {}})()
+    monkeypatch.setitem(sys.modules, "IPython", type("IPython", (), {"get_ipython": staticmethod(lambda: shell)}))
+    monkeypatch.delenv("JPY_SESSION_NAME", raising=False)
+    assert host.notebook() is None
+    shell.user_ns["__vsc_ipynb_file__"] = "/home/me/code.ipynb"
+    assert host.notebook() == "/home/me/code.ipynb"
+    monkeypatch.setenv("JPY_SESSION_NAME", "/home/me/lab.ipynb")
+    assert host.notebook() == "/home/me/lab.ipynb"

@@ -57,6 +57,30 @@ def test_a_person_can_keep_the_session_open(
     panel.estimator.cancel()
 
 
+@pytest.mark.parametrize("older_counts", ["at once", "later"])
+def test_one_press_keeps_the_session_open_in_the_older_panel_of_a_cell_too(
+    older_counts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cell that is run again leaves its older panel, which watches the same run."""
+    ended: list[bool] = []
+    monkeypatch.setattr(panel_module.host, "session_ender", lambda: lambda: ended.append(True))
+    monkeypatch.setattr(panel_module, "NOTICE_S", 4)
+    older, panel = (TrainPanel(RunConfig(runs_dir=str(tmp_path)), end_session=True).show() for _ in range(2))
+    store = {"url": "hf://me/runs", "step": 600, "time": 1.0, "state": "ok", "error": ""}
+    run = make_run(tmp_path, "done", config={"store": str(tmp_path)}, store=store)
+    for shown in (older, panel) if older_counts == "at once" else (panel,):
+        shown.attach(run)
+    wait_for(lambda: "ends in" in text_of(panel, "kit-message"))
+    panel.keep_button.click()
+    if older_counts == "later":
+        older.attach(run)
+    for shown in (older, panel):
+        watch_to_the_end(shown)
+        assert "stays open" in text_of(shown, "kit-message")
+        shown.estimator.cancel()
+    assert not ended
+
+
 @pytest.mark.parametrize("during", ["the last video", "the notice"])
 def test_the_session_does_not_end_while_another_run_trains(
     during: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -116,7 +116,7 @@ def reload_and_restart(train: Notebook, run: Run) -> None:
     train.see(".jp-Dialog-button.jp-mod-warn").click()
     train.idle()
     assert run.is_working(), "training runs in another process than the kernel"
-    train.page.locator(".kit-silent").wait_for(state="hidden")
+    train.see(".kit-train-panel .kit-silent", state="hidden")
     train.page.add_style_tag(content=".kit-silent{animation-delay:0.1s!important}")
     train.see(".kit-silent", "no connection to its kernel")
     train.page.reload()

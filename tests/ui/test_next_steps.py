@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import sys
+import types
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kit.runs.run import Run
-from kit.ui import diagnosis, next_steps
+from kit.ui import diagnosis, next_steps, result
 from kit.ui.dashboard import Dashboard
-from tests.ui.fabricate import make_run
+from tests.ui.fabricate import make_run, wait_for
 
 
 def run_with(tmp_path: Path, rows: list[dict[str, Any]], config: dict[str, Any] | None = None, **status: Any) -> Run:
@@ -92,3 +94,46 @@ def test_choosing_another_run_clears_the_message(tmp_path: Path) -> None:
     assert "Exported." in steps.message.value
     steps.choose(make_run(tmp_path, "two"))
     assert steps.message.value == ""
+
+
+def press(steps: next_steps.NextSteps, name: str) -> str:
+    """Press the button whose label starts with `name`; return its message when its action has ended."""
+    buttons = [widget for box in steps.view.children[0].children for widget in (box, *getattr(box, "children", ()))]
+    button = next(widget for widget in buttons if getattr(widget, "description", "").startswith(name))
+    assert not button.disabled
+    button.click()
+    wait_for(lambda: not button.disabled)
+    return str(steps.message.value)
+
+
+def test_a_button_whose_packages_are_not_installed_is_grey_and_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("ipywidgets")
+    monkeypatch.setattr(next_steps, "find_spec", lambda name: None)
+    buttons = {button.description: button for button in next_steps.NextSteps(Dashboard()).view.children[0].children[:5]}
+    assert [name for name, button in buttons.items() if button.disabled] == ["View in 3-D", "Export"]
+    assert buttons["View in 3-D"].tooltip.startswith("viser and mjviser not installed: run pip install 'kit[view]'")
+
+
+def test_on_colab_the_viewer_is_opened_from_a_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ipywidgets")
+    monkeypatch.setitem(sys.modules, "google.colab", types.ModuleType("google.colab"))
+    monkeypatch.setattr(next_steps, "find_spec", lambda name: name)
+    steps = next_steps.NextSteps()
+    steps.choose(run := make_run(tmp_path))
+    assert f"On Colab, run kit.ui.view(&#x27;{run.path}&#x27;) in a new cell." in press(steps, "View")
+
+
+def test_a_report_of_a_run_has_the_buttons_if_it_has_a_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ipywidgets")
+    shown: list[Any] = []
+    monkeypatch.setenv("KIT_HEADLESS", "0")
+    monkeypatch.setattr("IPython.display.display", lambda view, **_: shown.append(view))
+    monkeypatch.setattr(result, "missing_video", lambda run: None)
+    run = make_run(tmp_path)
+    result.report(run)
+    assert len(shown) == 1
+    (run.path / "checkpoints" / "step_000000600").mkdir()
+    result.report(run)
+    assert len(shown) == 3 and "application/vnd.jupyter.widget-view+json" in shown[2]

@@ -18,12 +18,14 @@ from kit import cli
 from kit.config import ALGOS, RunConfig
 from kit.errors import UserError
 from kit.format import checkpoint
+from kit.machine import places
 from kit.measure import speed
 from kit.measure.speed import Speed
+from kit.runs import provenance
 from kit.runs.api import create
 from kit.runs.run import Run
 from kit.trainers import algorithm
-from kit.ui import hyper
+from kit.ui import dashboard, hyper, result
 from kit.ui import panel as panel_module
 from kit.ui.as_code import as_code
 from kit.ui.form import Form
@@ -342,6 +344,7 @@ def test_a_run_resumed_elsewhere_is_shown_again(tmp_path: Path) -> None:
 
 def test_a_panel_attaches_to_a_running_run_of_its_task(tmp_path: Path) -> None:
     run = make_run(tmp_path, "busy")
+    (run.path / panel_module.MARK).write_text(panel_module.asked_for(RunConfig()))  # as if this cell had started it
     make_run(tmp_path, "done")
     with at_work(run):
         panel = TrainPanel(RunConfig(runs_dir=str(tmp_path))).show()
@@ -369,6 +372,7 @@ def test_another_tasks_run_can_be_watched_and_left(tmp_path: Path) -> None:
         panel.watch_button.click()
         wait_for(lambda: panel.watch_button.description == "Watch busy")
         assert run.is_working() and text_of(panel, "kit-head") == "" and panel.pause_button.disabled
+        assert panel.notice.view.title == "", "the tab's title must not keep the progress of the run"
         wait_for(lambda: not panel.train_button.disabled)
     panel.estimator.cancel()
 
@@ -389,6 +393,117 @@ def test_a_panel_shows_the_run_of_its_notebook_with_the_requested_auto_values(
         assert other.run is None
         other.estimator.cancel()
     panel.estimator.cancel()
+
+
+def panel_of(folder: Path, **fields: Any) -> TrainPanel:
+    """Show a panel of a cell with these fields, without an estimate."""
+    shown = TrainPanel(RunConfig(runs_dir=str(folder), **fields)).show()
+    shown.estimator.cancel()
+    return shown
+
+
+def test_of_two_panels_in_a_notebook_each_shows_its_own_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JPY_SESSION_NAME", "/home/me/05_vision.ipynb")
+    run = create(RunConfig(runs_dir=str(tmp_path), algo="SAC"), {}, other_process=True)
+    with at_work(run):
+        other = panel_of(tmp_path, algo="PPO")
+        assert other.run is None and other.form.read().algo == "PPO"
+        assert panel_of(tmp_path, algo="SAC", env_options={"randomize": True}).run is None
+        own = panel_of(tmp_path, algo="SAC")
+        assert own.run is not None and own.run.name == run.name
+        own.leave()
+        own.estimator.cancel()
+
+
+def test_a_branch_is_not_taken_for_the_run_of_a_panel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JPY_SESSION_NAME", "/home/me/04_walk.ipynb")
+    run = make_run(tmp_path, "changed")
+    provenance.write(run.path, run.config, notebook="/home/me/04_walk.ipynb", parent={"name": "first", "step": 600})
+    with at_work(run):
+        assert panel_of(tmp_path).run is None
+
+
+def test_a_run_of_a_panel_is_found_after_a_restart_though_its_form_was_edited(
+    panel: TrainPanel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on Colab, where the notebook's path is not known."""
+    monkeypatch.delenv("JPY_SESSION_NAME", raising=False)
+    run = make_run(tmp_path, "made", config={"algo": "SAC"})
+    monkeypatch.setattr(panel_module, "launch", lambda config: run)
+    with at_work(run):
+        panel.form.entries["algo"].value = "SAC"
+        panel.train_button.click()
+        wait_for(lambda: panel.run is not None)
+        again = panel_of(tmp_path)
+        assert again.run is not None and again.run.name == "made"
+    watch_to_the_end(again)
+    again.estimator.cancel()
+
+
+def test_a_run_of_a_terminal_is_not_taken_for_that_of_a_notebook_without_a_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("JPY_SESSION_NAME", raising=False)
+    with at_work(make_run(tmp_path, "typed")):
+        assert panel_of(tmp_path).run is None
+        assert panel_of(tmp_path, env="Ant-v5", run_name="typed").run is None, "another task's run has this name"
+        named = panel_of(tmp_path, run_name="typed")
+        assert named.run is not None and named.run.name == "typed"
+        named.leave()
+        named.estimator.cancel()
+
+
+def test_a_watched_run_is_not_the_run_of_the_panel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dashboard.videos, "missing_video", lambda run: None)
+    run = make_trained(tmp_path, "stranger", {"env": "Ant-v5"})
+    shown = panel_of(tmp_path)
+    with at_work(run):
+        shown._beat()
+        shown.watch_button.click()
+        wait_for(lambda: "stranger" in text_of(shown, "kit-head"))
+    watch_to_the_end(shown)
+    with pytest.raises(UserError, match=r"no run of Reach with PPO; .* stranger, which this panel shows, was started"):
+        find_run(shown)
+    mine = make_trained(tmp_path, "mine")
+    assert find_run(shown).name == "mine"
+    monitor = list[str]()
+    shown.on_change.append(lambda run: monitor.append(run.name if shown.own_run else "watched"))
+    shown.attach(mine)
+    watch_to_the_end(shown)
+    assert find_run(shown).name == "mine" and set(monitor) == {"mine"}
+    shown.estimator.cancel()
+
+
+def test_a_report_does_not_show_a_watched_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown, chosen = panel_of(tmp_path), list[str]()
+    monkeypatch.setattr(result.NextSteps, "choose", lambda self, run: chosen.append(run.name))
+    monkeypatch.setattr("IPython.display.display", lambda *_, **__: SimpleNamespace(update=lambda page: None))
+    result.report(shown)
+    with at_work(run := make_run(tmp_path, "stranger", config={"env": "Ant-v5"})):
+        shown._beat()
+        shown.watch_button.click()
+        wait_for(lambda: shown.run is not None)
+    watch_to_the_end(shown)
+    assert shown.run is not None and shown.run.name == run.name and not chosen
+    result.report(shown)
+    assert not chosen, "a report made afterwards"
+    shown.attach(make_run(tmp_path, "mine"))
+    watch_to_the_end(shown)
+    assert set(chosen) == {"mine"}
+    shown.estimator.cancel()
+
+
+def test_watch_shows_the_run_that_the_button_names(tmp_path: Path) -> None:
+    one, two = (make_run(tmp_path, name, config={"env": "Ant-v5"}, started=s) for name, s in (("a", 2.0), ("b", 1.0)))
+    with at_work(one), at_work(two):  # b was updated last, a started last
+        shown = panel_of(tmp_path)
+        assert shown.watch_button.description == "Watch a"
+        with at_work(make_run(tmp_path, "c", config={"env": "Ant-v5"}, started=3.0)):
+            shown.watch_button.click()
+            wait_for(lambda: shown.run is not None)
+            assert shown.run is not None and shown.run.name == "a"
+        shown.leave()
+        shown.estimator.cancel()
 
 
 def make_trained(folder: Path, name: str, config: dict[str, Any] | None = None) -> Run:
@@ -443,6 +558,86 @@ def test_a_rented_machine_without_a_store_shows_a_warning(
     wait_for(lambda: "Without a store, the run is lost" in panel.label.value)
     panel.form.entries["store"].value = str(tmp_path / "store")
     wait_for(lambda: "on this machine" in panel.label.value and "Without a store" not in panel.label.value)
+
+
+def test_the_warning_about_the_store_is_there_before_the_estimate_and_without_one(
+    panel: TrainPanel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait_for(lambda: "About 2 min" in panel.label.value)
+    monkeypatch.setenv("KAGGLE_KERNEL_RUN_TYPE", "Interactive")
+    monkeypatch.setattr(speed, "cached", lambda config: None)
+    measuring, answered = threading.Event(), threading.Event()
+
+    def answer(process: Any, config: RunConfig) -> Speed:
+        measuring.set()
+        answered.wait(60)
+        raise speed.NotMeasured("no speed")
+
+    monkeypatch.setattr(speed, "probe_apart", lambda config: SimpleNamespace(kill=lambda: None))
+    monkeypatch.setattr(speed, "answer", answer)
+    panel.form.entries["seed"].value = "1"
+    wait_for(measuring.is_set)
+    warning = "Without a store, the run is lost with this machine&#x27;s files (Kaggle: only saved versions keep"
+    assert "Measuring this machine" in panel.label.value and warning in panel.label.value
+    answered.set()
+    wait_for(lambda: f"no speed. {warning}" in panel.label.value)
+
+
+def test_a_disk_that_outlives_the_machine_needs_no_store(
+    panel: TrainPanel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    wait_for(lambda: "About 2 min" in panel.label.value)
+    monkeypatch.setenv("RUNPOD_POD_ID", "4711")
+    monkeypatch.setattr(places, "volume", lambda: tmp_path)
+    panel.form.entries["seed"].value = "1"
+    wait_for(lambda: "on this machine" in panel.label.value and "Without a store" not in panel.label.value)
+    panel.form.entries["runs_dir"].value = "/elsewhere"
+    wait_for(lambda: "Without a store" in panel.label.value)
+
+
+def test_the_speed_is_not_measured_beside_a_run_that_trains(
+    panel: TrainPanel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait_for(lambda: "About 2 min" in panel.label.value)
+    probes, known = list[int](), speed.cached(panel.config)
+    monkeypatch.setattr(speed, "cached", lambda config: None)
+    monkeypatch.setattr(speed, "probe_apart", lambda config: probes.append(1))
+    monkeypatch.setattr(speed, "answer", lambda process, config: known)
+    with at_work(make_run(tmp_path, "other", config={"env": "Ant-v5"})):
+        panel._beat()
+        wait_for(lambda: "The speed is measured when other has ended" in panel.label.value)
+        assert not probes and not panel.train_button.disabled
+    panel._beat()
+    wait_for(lambda: "About 2 min" in panel.label.value)
+    assert probes == [1]
+
+
+def test_two_panels_measure_one_after_the_other(
+    panel: TrainPanel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second finds what the first has measured."""
+    wait_for(lambda: "About 2 min" in panel.label.value)
+    known, measured = speed.cached(panel.config), dict[str, Any]()
+    measuring, answered = list[int](), threading.Event()
+
+    def answer(process: Any, config: RunConfig) -> Any:
+        measuring.append(1)
+        answered.wait(60)
+        measured["speed"] = known
+        return known
+
+    monkeypatch.setattr(speed, "cached", lambda config: measured.get("speed"))
+    monkeypatch.setattr(speed, "probe_apart", lambda config: SimpleNamespace(kill=lambda: None))
+    monkeypatch.setattr(speed, "answer", answer)
+    second = TrainPanel(panel.config).show()
+    panel.form.entries["seed"].value = "1"
+    for shown in (panel, second):
+        wait_for(lambda shown=shown: "Measuring this machine" in shown.label.value)
+    wait_for(lambda: measuring)
+    answered.set()
+    for shown in (panel, second):
+        wait_for(lambda shown=shown: "About 2 min" in shown.label.value)
+    assert measuring == [1]
 
 
 @pytest.mark.parametrize(

@@ -6,20 +6,28 @@ import json
 import shutil
 import threading
 import time
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import kit
 from kit.errors import UserError
+from kit.runs import publish
 from kit.runs.finding import StoredRuns, local_runs
 from kit.runs.run import Run
 from kit.runs.video import View
-from kit.ui import gallery, plots, result, resume, rows, style, videos
+from kit.ui import gallery, heartbeat, plots, result, resume, rows, style, videos
 from kit.ui import picker as picker_module
+from kit.ui.dashboard import Dashboard
+from kit.ui.next_steps import NextSteps
 from kit.ui.picker import RunPicker
 from kit.ui.resume import ResumePanel
+from tests.runs.crash import SMALL
 from tests.ui.fabricate import at_work, make_run, set_status, text_of, wait_for, watch_to_the_end
+from tests.ui.test_next_steps import press
 
 PNG = b"\x89PNG"
 DURING = "in the evaluations during training"
@@ -317,6 +325,59 @@ def test_a_run_is_picked_from_a_list(tmp_path: Path, store: None, monkeypatch: p
     picker.choices.value = "hf://me/runs/far"
     assert picker.run.path == far.path and picker.run.path == far.path
     assert asked == ["hf://me/runs/far", str(far.path)], "must be fetched once"
+
+
+def test_a_picker_and_the_buttons_below_a_report_warn_when_the_kernel_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The notice, which CSS shows when nothing redraws it any more, lies in the box that it covers."""
+    (make_run(tmp_path, "arm").path / "checkpoints" / "step_000000600").mkdir()
+    views: list[Any] = []
+    monkeypatch.setattr("IPython.display.display", lambda view: views.append(view))
+    RunPicker("arm", str(tmp_path)).show()
+    steps = NextSteps(Dashboard())
+    for count, view in enumerate((*views, steps.view.children[0]), 7):
+        notice = view.children[-1]
+        assert "kit-dashboard" in view._dom_classes and "kit-alive" in notice._dom_classes
+        before = notice.value
+        heartbeat._draw_all(count)
+        assert "no connection to its kernel" in notice.value and notice.value != before
+    assert "kit-silent" in views[0].children[0].value, "without its CSS, the notice would be shown at once"
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Run:
+    pytest.importorskip("ipywidgets")
+    fields: dict[str, Any] = {"n_envs": 2, "threads": 1, "device": "cpu", "eval_every": 64, "overrides": SMALL["PPO"]}
+    return kit.train(env="Reach", total_steps=64, run_name="arm", runs_dir=str(tmp_path), **fields)
+
+
+def test_each_button_does_what_it_says(trained: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a report of a run, which has no panel above it: what a button starts is shown below the buttons."""
+    monkeypatch.setattr("kit.ui.next_steps.push", partial(publish.push, episodes=1))
+    monkeypatch.setattr(publish, "VIDEO_EPISODES", 1)
+    monkeypatch.setattr("kit.ui.dashboard.videos.missing_video", lambda run: None)
+    monkeypatch.setenv("KIT_FILM_S", "0.1")
+    steps = NextSteps()
+    steps.choose(trained)
+    assert "Runs of Reach" in press(steps, "Compare") and "arm" in steps.below.children[0].value
+    assert "Enter where to push" in press(steps, "Push")
+    steps.target.value = str(tmp_path / "model")
+    assert "Pushed: " in press(steps, "Push") and (tmp_path / "model" / "README.md").exists()
+    if find_spec("onnxruntime"):
+        assert "Exported: " in press(steps, "Export") and list(trained.path.glob("exports/*.onnx"))
+    if find_spec("mjviser"):
+        assert "arm plays at" in press(steps, "View") and steps._viewer.url in steps.below.children[0].value
+        steps._close_viewer()
+    assert "starts from the best policy of arm: see below" in press(steps, "Branch")
+    new = next(run for run in local_runs(tmp_path) if run.name != "arm")
+    assert new.parent is not None and new.parent[0] == "arm"
+    watched = steps._dashboard
+    assert steps.below.children == (watched.view,)
+    watch_to_the_end(watched)
+    assert "arm trains on, to 128 steps: see below" in press(steps, "Train longer")
+    watch_to_the_end(watched)
+    assert trained.status()["step"] == 128 and "finished" in text_of(watched, "kit-head")
 
 
 def test_a_finished_run_can_be_resumed_only_for_more_steps(tmp_path: Path) -> None:

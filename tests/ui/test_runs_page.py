@@ -17,9 +17,9 @@ from kit.runs import control
 from kit.runs.run import Run
 from kit.scale.background import Background, JobRow
 from kit.scale.work import Results
-from kit.ui import runs_page
+from kit.ui import dashboard, runs_page, style
 from kit.ui.runs_page import RunsPage
-from tests.ui.fabricate import at_work, make_run, set_status, wait_for
+from tests.ui.fabricate import at_work, make_run, set_status, text_of, wait_for
 
 pytest.importorskip("ipywidgets")
 
@@ -115,6 +115,41 @@ def test_a_running_run_can_be_watched_and_not_deleted(page: RunsPage, tmp_path: 
         press(page, "delete")
         page.sure_button.click()
         assert "is at work; stop it first" in page._message.value and run.path.exists()
+
+
+def test_a_run_that_has_ended_is_opened_without_resuming_it(
+    page: RunsPage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resumed: list[Path] = []
+    for module in (runs_page, dashboard):
+        monkeypatch.setattr(module, "resume", lambda path, background: resumed.append(path))
+    set_status(tmp_path / "arm_two", state="failed", message="no memory")
+    page.refresh()
+    page.ticks["arm_two"].value = True
+    assert page.buttons["open"].description == "Open"
+    press(page, "open")
+    board = page._board
+    assert board is not None
+    wait_for(lambda: "no memory" in text_of(board, "kit-head") and not board.pause_button.disabled)
+    assert not resumed and board.pause_button.description == "Resume"
+    board.pause_button.click()
+    wait_for(lambda: resumed == [tmp_path / "arm_two"])
+
+
+def test_a_pruned_trial_is_not_continued_with_the_other_rows(
+    page: RunsPage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resumed: list[Path] = []
+    monkeypatch.setattr(runs_page, "resume", lambda path, background: resumed.append(path))
+    pruned = make_run(tmp_path, "trial", state="interrupted", phase="pruned")
+    page.refresh()
+    page.ticks["trial"].value = True
+    assert page.buttons["continue"].disabled
+    page.all_tick.value = True
+    press(page, "continue")
+    assert resumed == [tmp_path / "arm_two"]
+    head = style.head(pruned.name, pruned.status())
+    assert ">pruned<" in head and "interrupted (Resume" not in head
 
 
 def test_a_store_and_a_folder_that_does_not_exist_are_named(tmp_path: Path) -> None:
