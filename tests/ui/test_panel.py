@@ -391,6 +391,28 @@ def test_a_panel_shows_the_run_of_its_notebook_with_the_requested_auto_values(
     panel.estimator.cancel()
 
 
+def test_a_branch_keeps_the_auto_values_of_the_run_it_started_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a restart of the kernel, the form shows what was typed, not what kit chose for the first run."""
+    asked = RunConfig(runs_dir=str(tmp_path), total_steps=64, eval_every=0, overrides={"gamma": 0.9, "n_steps": 32})
+    monkeypatch.setenv("JPY_SESSION_NAME", "/home/me/01_train.ipynb")
+    parent = kit.train(asked)
+    changes = {"total_steps": 5000, "overrides": {"ent_coef": 0.01}}
+    branch = create(None, changes, f"{parent.path}@latest", other_process=True)
+    typed = {"gamma": 0.9, "n_steps": 32, "ent_coef": 0.01}
+    assert branch.config.overrides == {**parent.config.overrides, "ent_coef": 0.01}, "trained with the same values"
+    assert branch.config.n_envs == parent.config.n_envs != "auto"
+    assert branch.requested == asked.replace(total_steps=5000, overrides=typed)
+    with at_work(branch):
+        panel = TrainPanel(RunConfig(runs_dir=str(tmp_path))).show()
+        assert panel.find_run().name == branch.name and panel.form.read() == branch.requested
+        panel.leave()
+    panel.estimator.cancel()
+    fewer = create(None, {"n_envs": 1}, f"{parent.path}@latest").requested
+    assert fewer == asked.replace(n_envs=1)
+
+
 def make_trained(folder: Path, name: str, config: dict[str, Any] | None = None) -> Run:
     run = make_run(folder, name, config=config)
     checkpoint.write(run.path / "checkpoints", 600, {"trainer": {"num_timesteps": 600}})
