@@ -17,8 +17,18 @@ from kit.machine.settings import one_thread
 from kit.runs.opponents import make_env
 from kit.runs.run import Run
 from kit.runs.video import (
-    FPS, HOLD_S, RED, WHITE, Progress, cameras_of, captioned, check_camera, no_progress, once, writing,
-)  # fmt: skip
+    FPS,
+    HOLD_S,
+    RED,
+    WHITE,
+    Progress,
+    cameras_of,
+    captioned,
+    check_camera,
+    no_progress,
+    once,
+    writing,
+)
 
 if TYPE_CHECKING:
     import torch

@@ -64,9 +64,9 @@ def pull(
 ) -> Path:
     """Fetch a run into the folder `dest`; return its run directory. Raises `UserError`.
 
-    Without `run_name`: the latest unfinished run that no search has pruned, or else the latest. A checkpoint that is damaged, incomplete or
-    larger than `max_bytes` is reported through `notify`, and an older one is used. If `dest` has the run already,
-    only newer files are fetched.
+    Without `run_name`: the latest unfinished run that no search has pruned, or else the latest. A checkpoint that is
+    damaged, incomplete or larger than `max_bytes` is reported through `notify`, and an older one is used. If `dest` has
+    the run already, only newer files are fetched.
     """
     with readable(store):
         files = store.list()
