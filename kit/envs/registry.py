@@ -186,8 +186,10 @@ def _describe(env: str, entry: Any, options: dict[str, Any]) -> Spaces:
             tuple(task.obs_groups), _scripts(task), obs.frames, task.mirror,
             bool(task.cameras),
         )  # fmt: skip
-    from kit.envs.gymnasium_env import GymnasiumEnv
+    from kit.envs.gymnasium_env import GymnasiumEnv, check_own
 
+    if isinstance(entry, type):
+        check_own(entry, _free(env, options))
     one = GymnasiumEnv(entry, 1, **_free(env, options))
     one.close()
     return Spaces(one.observation_space, one.action_space, False, obs_groups=one.obs_groups)

@@ -107,6 +107,20 @@ def test_no_training_starts_with_a_mistake(mistake: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
+    ("mistake", "says"),
+    [
+        ("Longer", r"reset\(\) returned an observation of shape \(2,\), expected \(1,\); it must agree with obs"),
+        ("Lone", r"step\(\) returned an observation of shape \(\), expected \(3,\); it must agree with obs"),
+        ("Old", r"step\(\) returned 4 values, expected a tuple; return observation, reward, terminated, truncated, i"),
+    ],
+)
+def test_no_training_starts_with_a_mistake_of_a_gymnasium_env(mistake: str, says: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"^env='{mistake}': {says}") as refused:
+        kit.launch(env=f"{MODULE}:{mistake}", total_steps=100, runs_dir=str(tmp_path))
+    assert "\n" not in str(refused.value) and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
     ("algo", "overrides"), [("PPO", {"n_steps": 64, "batch_size": 64}), ("SAC", {"learning_starts": 64})]
 )
 def test_a_reward_that_turns_nan_ends_the_run_with_a_sentence(
