@@ -14,15 +14,13 @@ from kit.runs.run import Run
 from kit.ui import style
 from kit.ui.chart import Line, line_chart
 from kit.ui.fold import Fold
-from kit.ui.learning import MEANINGS, series, smoothed
+from kit.ui.learning import MEANINGS, TERM, TERMS, series, smoothed
 from kit.ui.plots import PALETTE
 
 SIZE = 640, 260
 """Width and height of the chart in pixels."""
-TERMS, TERM = "Reward terms", "eval/reward/"
-"""Entry of the list that shows all reward terms in one chart, and the prefix of their metrics."""
 FIRST = (TERMS, "rollout/ep_rew_mean", "eval/mean_return", "train/approx_kl", "train/entropy_loss")
-"""Entries at the top of the list, if the run has them; the others follow by name."""
+"""Entries at the top of the list, if the run has them; the others follow by name. `TERMS` is a chart of all terms."""
 NOT_METRICS = ("step", "time/iterations", "time/total_timesteps", "time/time_elapsed")
 NO_RUN = "no other run"
 
