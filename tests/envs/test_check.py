@@ -99,6 +99,16 @@ def test_a_video_shows_the_task_before_training(tmp_path: Path, capsys: pytest.C
     assert seconds == pytest.approx(RANDOM_S, abs=0.5)
 
 
+def test_a_notebook_gets_the_video_too(tmp_path: Path) -> None:
+    ffmpeg = pytest.importorskip("imageio_ffmpeg")
+    path, lines = tmp_path / "corridor.mp4", list[str]()
+    kit.check_task("tests.envs.corridor:Corridor", steps=20, say=lines.append, video=path)
+    assert lines[-1] == f"a film of random actions: {path}"
+    assert ffmpeg.count_frames_and_secs(str(path))[1] == pytest.approx(RANDOM_S, abs=0.5)
+    with pytest.raises(UserError, match="cannot render images; give its task a render method"):
+        kit.check_task(f"{MODULE}:Good", steps=20, say=lines.append, video=path)
+
+
 @pytest.mark.parametrize("mistake", IN_FIRST_STEP)
 def test_no_training_starts_with_a_mistake(mistake: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=IN_FIRST_STEP[mistake]):
