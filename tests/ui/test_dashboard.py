@@ -220,6 +220,10 @@ def test_any_metric_can_be_charted_with_another_run_and_zoomed(tmp_path: Path) -
     assert "time/fps, step 300: 50" in charts.chart.value and "step 400" not in charts.chart.value
     charts.other.value = "other"
     assert "time/fps, other, step 200: 50" in charts.chart.value
+    make_run(tmp_path, "later")
+    charts.draw()
+    assert charts.other.options == ("no other run", "later", "other"), "a run that began after the chart"
+    assert charts.other.value == "other" and "time/fps, other, step 200: 50" in charts.chart.value
     rows = [{"step": 700, "train/learning_rate": 3e-4, "eval/reward/near": 1.0, "eval/reward/energy": -2.0}]
     with (run.path / "metrics.jsonl").open("a") as file:
         file.write("".join(json.dumps(row) + "\n" for row in rows))
