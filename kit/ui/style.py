@@ -55,7 +55,9 @@ CSS = """
 .kit-run .kit-row-text{grid-column:1/-1;font-size:12.5px;white-space:normal;overflow-wrap:anywhere}
 .kit-run>*{overflow:hidden;text-overflow:ellipsis}
 .kit-run>:nth-child(-n+2){white-space:normal;overflow-wrap:anywhere}
-@media(max-width:640px){.kit-run{grid-template-columns:repeat(2,auto)}.kit-card{padding:10px 12px}}
+.kit-run-head{font-size:12px;font-weight:650;opacity:.8}
+@media(max-width:640px){.kit-run-head{display:none}
+  .kit-run{grid-template-columns:repeat(2,auto)}.kit-card{padding:10px 12px}}
 .kit-table{border-collapse:collapse;font-size:13px;font-variant-numeric:tabular-nums;margin:6px 0 14px}
 .kit-table th,.kit-table td{padding:4px 12px 4px 0;text-align:left!important;white-space:nowrap;
   border-bottom:1px solid rgba(128,128,128,.22)}
