@@ -61,7 +61,10 @@ class RunPicker:
         self._add(list_lines(self.runs_dir))
         self.choices.observe(lambda change: self._choose(change["new"]), names="value")
         self.entry = store_entry(w, self.store, self._list_store)
-        display(w.VBox([self.choices, self.entry, self.label]))
+        css = w.HTML(f"<style>{style.CSS}</style>", layout=w.Layout(display="none"))
+        self.view = w.VBox([css, self.choices, self.entry, self.label])
+        self.view.add_class("kit-dashboard")  # on dark pages, the arrow of the list is white
+        display(self.view)
         if self.store is not None:
             self._list_store(self.store)
         return self
