@@ -27,7 +27,7 @@ _WHERE = {
     "export": "kit.runs.export",
     "push": "kit.runs.publish",
     "make_vec": "kit.envs",
-    "check_task": "kit.envs.check",
+    "check_task": "kit.runs.checking",
     "verify": "kit.machine",
     "machine": "kit.machine",
     "measure": "kit.measure",

@@ -82,9 +82,13 @@ class RunConfig:
     preset: str = _setting(
         "auto", "auto: tuned for task and machine; sb3: SB3's defaults; fast, heavy, beast: larger networks, for GPUs"
     )
-    total_steps: int = _setting(100_000, "environment steps to train for, summed over all envs")
-    n_envs: int | str = _setting("auto", "number of envs simulated in parallel")
-    seed: int = _setting(0, "seed of every random generator")
+    total_steps: int = _setting(
+        100_000, "environment steps to train for, summed over all envs; usual: 100,000 to 100 million"
+    )
+    n_envs: int | str = _setting(
+        "auto", "number of envs simulated in parallel; usual: 4 to 64, without physics or on a GPU up to 4,096"
+    )
+    seed: int = _setting(0, "seed of every random generator; usual: 0 to 9, another for each repetition")
     device: str = _setting(
         "auto", "cpu, cuda, or auto: cuda if there is a GPU and it speeds up the task or the network"
     )
@@ -94,21 +98,25 @@ class RunConfig:
     run_name: str | None = _setting(None, "folder name of the run; if empty, made from env, algo, seed and time")
     runs_dir: str = _setting("runs", "the folder on this machine in which runs are stored")
     checkpoint_every: int | str = _setting(
-        "1m", 'how often to write a checkpoint: a number of steps, or a time such as "5m"'
+        "1m", 'how often to write a checkpoint: a number of steps, or a time; usual: "1m" to "10m"'
     )
     eval_every: int | str = _setting(
-        "auto", "steps between evaluations, the first before training; 0: none; auto: a tenth of total_steps"
+        "auto", "steps between evaluations, one before training; 0: none; usual and auto: a tenth of total_steps"
     )
-    session_limit: str | None = _setting(None, 'stop after a time such as "11h30m", with a checkpoint to resume from')
+    session_limit: str | None = _setting(
+        None, 'stop after a time such as "11h30m", with a checkpoint to resume from; usual: "1h" to "12h"'
+    )
     disk_budget: str = _setting(
-        "10GB", "disk space that checkpoints may use; the newest and the best checkpoint are always kept"
+        "10GB", "disk space for checkpoints; the newest and the best are always kept; usual: 1GB to 100GB"
     )
     tracker: str | None = _setting(None, "also log metrics to a tracker: wandb:PROJECT or trackio:PROJECT")
     overrides: dict[str, Any] = field(
         default_factory=dict, metadata={"help": "hyperparameters by Stable-Baselines3's names, such as gamma"}
     )
-    threads: int | str = _setting("auto", "CPU threads for physics and networks")
-    processes: int = _setting(1, "processes for distributed training, each on its own GPU; PPO only")
+    threads: int | str = _setting(
+        "auto", "CPU threads for physics and networks; usual: 1 to the number of cores; auto: all cores"
+    )
+    processes: int = _setting(1, "processes for distributed training, each on its own GPU; PPO only; usual: 1 to 8")
 
     def __post_init__(self) -> None:
         for name, kind in typing.get_type_hints(type(self)).items():

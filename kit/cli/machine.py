@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from functools import partial
 from pathlib import Path
 
 import kit
@@ -45,14 +46,12 @@ def _encoders(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    from kit.runs.video import record_random
     from kit.trust import permit
 
     env_options = RunConfig.from_text("env_options", options.env_options)
     permit(RunConfig(env=options.env), trust=True)  # the user has typed the module's name: do not ask
-    kit.check_task(options.env, env_options, options.steps, say=lambda line: print(f"ok  {line}", flush=True))
-    if options.video:
-        print(f"random actions: {record_random(options.env, env_options, options.video)}")
+    say = partial(print, "ok ", flush=True)
+    kit.check_task(options.env, env_options, options.steps, say, options.video)
     return 0
 
 

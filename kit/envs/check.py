@@ -26,11 +26,11 @@ REPEATED = 20
 Say = Callable[[str], object]
 
 
-def _passed(line: str) -> None:
+def passed(line: str) -> None:
     print("✓", line)
 
 
-def check_task(env: str, env_options: Mapping[str, Any] | None = None, steps: int = 500, say: Say = _passed) -> None:
+def check_task(env: str, env_options: Mapping[str, Any] | None = None, steps: int = 500, say: Say = passed) -> None:
     """Check the task or Gymnasium env `env` with random actions; `say` gets one line per check that it passes.
 
     A task is checked with three envs, for `steps` steps: spaces; shapes, dtypes and finite values of all that its

@@ -19,7 +19,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
 from kit.envs.contract import BatchEnv, Step
 from kit.envs.groups import check
 from kit.envs.obs import Groups, Obs, entries, prefixed, tree_map, with_prefix
-from kit.envs.outputs import check_spaces
+from kit.envs.outputs import check_gymnasium, check_spaces
 from kit.envs.task import NO_GOAL_REWARD
 from kit.errors import UserError
 from kit.sim.worlds import is_fixed
@@ -191,6 +191,15 @@ class GymnasiumEnv(BatchEnv):
 
     def close(self) -> None:
         self.vec_env.close()
+
+
+def check_own(env: type[gymnasium.Env], options: Mapping[str, Any]) -> None:
+    """Check a reset and a step of a Gymnasium env of your own, made with `options`. Raises `UserError`."""
+    made = _maker(env, env.__name__, dict(options))().unwrapped
+    try:
+        check_gymnasium(env.__name__, made)
+    finally:
+        made.close()
 
 
 def _maker(env: EnvSpec | type[gymnasium.Env], name: str, options: dict[str, Any]) -> Callable[[], gymnasium.Env]:

@@ -112,6 +112,34 @@ def _check_obs(
     require_finite(task, what, obs, task.failed())
 
 
+def check_gymnasium(name: str, env: gymnasium.Env) -> None:
+    """Check what a reset and a step of the Gymnasium env `name` return. Raises `UserError`.
+
+    Without this check, NumPy would repeat a single number for a whole observation, or complain without naming the env.
+    """
+    _check_returned(name, "reset()", env.observation_space, env.reset(seed=0), "observation, info")
+    parts = "observation, reward, terminated, truncated, info"
+    _check_returned(name, "step()", env.observation_space, env.step(env.action_space.sample()), parts)
+
+
+def _check_returned(name: str, method: str, space: gymnasium.Space, returned: Any, parts: str) -> None:
+    if not isinstance(returned, tuple) or len(returned) != len(parts.split(", ")):
+        got = f"{len(returned)} values" if isinstance(returned, tuple) else _kind(returned)
+        raise UserError(f"env={name!r}: {method} returned {got}, expected a tuple; return {parts}.")
+    _check_shape(name, f"{method} returned an observation", space, returned[0])
+
+
+def _check_shape(name: str, what: str, space: gymnasium.Space, obs: Any) -> None:
+    if isinstance(space, spaces.Dict):
+        for key, inner in space.items():
+            if not isinstance(obs, Mapping) or key not in obs:
+                raise UserError(f"env={name!r}: {what} without {key!r}; add it, or remove it from observation_space.")
+            _check_shape(name, f"{what} {key!r}", inner, obs[key])
+    elif space.shape is not None and (got := np.shape(obs)) != space.shape:
+        expected = f"of shape {_text(got)}, expected {_text(space.shape)}"
+        raise UserError(f"env={name!r}: {what} {expected}; it must agree with observation_space.")
+
+
 def require(task: Task, what: str, value: Any, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> None:
     """Raise `UserError` unless `value` is a tensor of `shape` and `dtype` (default: any) on the task's device."""
     n = shape[0]

@@ -186,8 +186,10 @@ def _describe(env: str, entry: Any, options: dict[str, Any]) -> Spaces:
             tuple(task.obs_groups), _scripts(task), obs.frames, task.mirror,
             bool(task.cameras),
         )  # fmt: skip
-    from kit.envs.gymnasium_env import GymnasiumEnv
+    from kit.envs.gymnasium_env import GymnasiumEnv, check_own
 
+    if isinstance(entry, type):
+        check_own(entry, _free(env, options))
     one = GymnasiumEnv(entry, 1, **_free(env, options))
     one.close()
     return Spaces(one.observation_space, one.action_space, False, obs_groups=one.obs_groups)
@@ -310,14 +312,20 @@ def _free(env: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
     return options
 
 
-def _check_names(env: str, task: type, options: Mapping[str, object]) -> None:
+def options_of(entry: object) -> list[str]:
+    """Return the names of `env_options` for an entry of `find`; [] for a Gymnasium id."""
     from kit.envs import curriculum, groups, randomize
 
-    parameters = inspect.signature(task).parameters.values()
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return
-    known = [*(parameter.name for parameter in parameters), randomize.OPTION, curriculum.OPTION, groups.OPTION]
-    check_names("env_options", options, env, known)
+    if not isinstance(entry, type):
+        return []
+    of_all = (randomize.OPTION, curriculum.OPTION, groups.OPTION) if _is_task(entry) else ()
+    parameters = inspect.signature(entry).parameters.values()
+    return [*(each.name for each in parameters if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)), *of_all]
+
+
+def _check_names(env: str, task: type, options: Mapping[str, object]) -> None:
+    if not any(each.kind is each.VAR_KEYWORD for each in inspect.signature(task).parameters.values()):
+        check_names("env_options", options, env, options_of(task))
 
 
 def _import(env: str, module: str) -> Any:

@@ -77,13 +77,15 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 class GrowingRows:
     """Incremental reader of a JSON-lines file that another process appends to.
 
-    `read` parses the new lines and appends them to `rows`, with the columns `names` only (None: all). If the
-    file was truncated (a run was resumed from an older checkpoint), `read` starts again at the first line.
+    `read` parses the new lines and appends them to `rows`, with the columns `names` only (None: all); a name that ends
+    in "/" means all columns that begin with it. If the file was truncated (a run was resumed from an older checkpoint),
+    `read` starts again at the first line.
     """
 
     def __init__(self, path: Path, names: Collection[str] | None = None) -> None:
         self.rows: list[dict[str, Any]] = []
         self._path, self._names, self._position, self._before = path, names, 0, b""
+        self._prefixes = tuple(name for name in names or () if name.endswith("/"))
 
     def read(self) -> bool:
         """Parse new lines; return whether there were any."""
@@ -99,8 +101,8 @@ class GrowingRows:
         new = data[len(self._before) : data.rfind(b"\n") + 1]
         for line in new.splitlines():
             row = json.loads(line)
-            names = row if self._names is None else self._names
-            self.rows.append({name: row[name] for name in names if name in row})
+            kept = row if self._names is None else self._names
+            self.rows.append({k: value for k, value in row.items() if k in kept or k.startswith(self._prefixes)})
         self._position, self._before = self._position + len(new), (self._before + new)[-200:]
         return bool(new)
 

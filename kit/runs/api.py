@@ -198,10 +198,10 @@ def create(
     if config is not None and not isinstance(config, RunConfig):
         raise UserError(f"config={config!r} is not a RunConfig; name fields instead, such as kit.train(env='Reach').")
     user_config, warm = config, None
-    config = (user_config or RunConfig()).replace(**changes)
+    config = asked = (user_config or RunConfig()).replace(**changes)
     if start_from is not None:
         warm = warm_start(start_from, trust, config.runs_dir, config.algo)
-        config = warm.make_config(user_config, changes)
+        config, asked = warm.make_config(user_config, changes), warm.requested(user_config, changes)
     permit(config, trust)
     envs.find(config.env)
 
@@ -214,7 +214,7 @@ def create(
     opponents.check(config)
     tracking.check(config.tracker)
     notify.check()
-    requested, planned = config.to_dict(), plan(config)
+    requested, planned = asked.to_dict(), plan(config)
     config = planned.config
     env = envs.describe(config.env, config.env_options)
     if ":" in config.env and env.batched:

@@ -16,7 +16,19 @@ from kit.format.layout import DIVERGENCES
 from kit.machine.settings import one_thread
 from kit.runs.opponents import make_env
 from kit.runs.run import Run
-from kit.runs.video import FPS, HOLD_S, RED, WHITE, Progress, cameras_of, captioned, check_camera, no_progress, writing
+from kit.runs.video import (
+    FPS,
+    HOLD_S,
+    RED,
+    WHITE,
+    Progress,
+    cameras_of,
+    captioned,
+    check_camera,
+    no_progress,
+    once,
+    writing,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -57,18 +69,24 @@ def video_path(recording: Path) -> Path:
     return recording.parent.parent / "videos" / f"divergence_{recording.stem}.mp4"
 
 
-@one_thread()
 def record_divergence(
     run: Run, size: int = 320, path: Path | None = None, camera: str | None = None, on_frame: Progress = no_progress
 ) -> Path:
     """Record a video (mp4) of the run's newest divergence in slow motion (`SLOWER`); return its path.
 
-    Raises `UserError` if no divergence was recorded. Needs the extra `video`.
+    If another process records the same video, wait for it. Raises `UserError` if no divergence was recorded. Needs the
+    extra `video`.
     """
     found = recordings(run)
     if not found:
         raise UserError(f"{run.path} has no recorded divergence: the physics has not diverged while it trained.")
-    rows, path = load(found[-1]), path or video_path(found[-1])
+    path = path or video_path(found[-1])
+    return once(path, lambda: _render(run, found[-1], path, size, camera, on_frame))
+
+
+@one_thread()
+def _render(run: Run, recording: Path, path: Path, size: int, camera: str | None, on_frame: Progress) -> None:
+    rows = load(recording)
     env = make_env(run.config.replace(device="cpu"), 1, run.config.seed, 1)
     try:
         if camera is not None:
@@ -82,7 +100,7 @@ def record_divergence(
                 speed, left = rows["qvel"][step].abs().max(), (steps - step) * env.control_dt_s
                 caption = f"{left:.2f} s before   fastest joint {float(speed):.2g}"
                 pixels = env.render(shown, size, size)[0, 0].cpu().numpy()
-                frame = captioned(pixels, None, f"env {_env(found[-1])}", caption, WHITE if step < steps - 1 else RED)
+                frame = captioned(pixels, None, f"env {_env(recording)}", caption, WHITE if step < steps - 1 else RED)
                 for _ in range(repeats):
                     add(frame)
                 on_frame(step + 1, steps)
@@ -90,7 +108,6 @@ def record_divergence(
                 add(frame)
     finally:
         env.close()
-    return path
 
 
 def show(env: Any, row: dict[str, torch.Tensor]) -> None:

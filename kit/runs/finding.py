@@ -19,7 +19,7 @@ class StoredRuns(list[dict[str, Any]]):
     """Summaries of the runs in a store, the most recently updated first."""
 
     def to_dicts(self) -> list[dict[str, Any]]:
-        """Return the summaries; keys as in `RunList.to_dicts`."""
+        """Return the summaries; keys as in `RunList.to_dicts`, and "phase"."""
         return list(self)
 
     def frame(self) -> pd.DataFrame:

@@ -169,10 +169,15 @@ def render_video(
     the policy's image observations. If another process writes the same video, wait for it, and take its file. Raises
     `UserError` and then leaves no file.
     """
+    return once(path, lambda: _render(views, path, episodes, size, on_frame))
+
+
+def once(path: Path, render: Callable[[], None]) -> Path:
+    """Let `render` write the video at `path`, or wait for another process that writes it now; return `path`."""
     began = time.time()
     with _locked(path):
         if not (path.exists() and path.stat().st_mtime >= began):
-            _render(views, path, episodes, size, on_frame)
+            render()
     return path
 
 

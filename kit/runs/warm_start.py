@@ -28,6 +28,8 @@ class WarmStart(NamedTuple):
 
     make_config: Callable[[RunConfig | None, dict[str, Any]], RunConfig]
     """Returns the new run's config, given the user's config (or None) and the changed fields."""
+    requested: Callable[[RunConfig | None, dict[str, Any]], RunConfig]
+    """Returns that config as the user asked for it, with "auto" where kit chose for the source; same arguments."""
     load_into: Callable[[Trainer, RunConfig], None]
     """Loads the policy into a trainer that was made from the config. Raises `UserError` if the policy does not fit."""
     parent: dict[str, Any]
@@ -78,15 +80,18 @@ def _from_run(run: Run, step: int | str | None) -> WarmStart:
     def make_config(config: RunConfig | None, changes: dict[str, Any]) -> RunConfig:
         return _branch_config(run.config, changes) if config is None else config.replace(**changes)
 
+    def requested(config: RunConfig | None, changes: dict[str, Any]) -> RunConfig:
+        return _branch_config(run.requested, changes) if config is None else config.replace(**changes)
+
     def load_into(trainer: Trainer, config: RunConfig) -> None:
         same_algo = config.algo == run.config.algo
         trainer.warm_start({name: values for name, values in state.items() if same_algo or name != "optimizer"})
 
-    return WarmStart(make_config, load_into, {"name": run.name, "step": saved.step})
+    return WarmStart(make_config, requested, load_into, {"name": run.name, "step": saved.step})
 
 
 def _branch_config(parent: RunConfig, changes: dict[str, Any]) -> RunConfig:
-    """Return the parent's config with `changes`, for a new run.
+    """Return the parent's config, resolved or as requested, with `changes`, for a new run.
 
     `overrides` (and policy_kwargs in them) and `env_options` in `changes` are merged into the parent's. If the env
     changes, the parent's env_options are dropped. If the algorithm changes, the parent's teacher, dataset and overrides
@@ -106,8 +111,9 @@ def _branch_config(parent: RunConfig, changes: dict[str, Any]) -> RunConfig:
         config = config.replace(teacher=changes.get("teacher"), dataset=changes.get("dataset"))
         kept = {name: value for name, value in kept.items() if name in ("policy_kwargs", "normalize")}
     options = parent.env_options if config.env == parent.env else {}
-    if isinstance(config.n_envs, int) and config.n_envs != parent.n_envs and config.algo == parent.algo:
-        kept = with_n_envs(parent, config.n_envs).overrides
+    if isinstance(config.n_envs, int) and config.n_envs != parent.n_envs != "auto" and config.algo == parent.algo:
+        adapted = with_n_envs(parent, config.n_envs).overrides
+        kept = {name: adapted[name] for name in kept}  # none that the parent leaves out
     overrides = {**kept, **mappings["overrides"]}
     old, new = (each.get("policy_kwargs") for each in (kept, mappings["overrides"]))
     if isinstance(old, dict) and isinstance(new, dict):
@@ -154,4 +160,4 @@ def _from_zip(path: Path, trust: bool, algo: str) -> WarmStart:
     def load_into(trainer: Trainer, config: RunConfig) -> None:
         Weights(trainer.policy).load_state(weights)
 
-    return WarmStart(make_config, load_into, {"name": path.name})
+    return WarmStart(make_config, make_config, load_into, {"name": path.name})

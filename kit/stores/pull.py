@@ -43,7 +43,7 @@ def readable(store: Store) -> Iterator[None]:
 
 
 def list_runs(store: Store, clock: Callable[[], float] = time.time) -> list[dict[str, Any]]:
-    """List the runs in a store, the most recently updated first: name, state, step, total_steps, success_rate, updated.
+    """List the runs in a store, the latest first: name, state, phase, step, total_steps, success_rate, updated.
 
     A run in a working state whose lease has expired is reported as interrupted. Raises `UserError`.
     """
@@ -64,9 +64,9 @@ def pull(
 ) -> Path:
     """Fetch a run into the folder `dest`; return its run directory. Raises `UserError`.
 
-    Without `run_name`: the latest unfinished run, or else the latest. A checkpoint that is damaged, incomplete or
-    larger than `max_bytes` is reported through `notify`, and an older one is used. If `dest` has the run already,
-    only newer files are fetched.
+    Without `run_name`: the latest unfinished run that no search has pruned, or else the latest. A checkpoint that is
+    damaged, incomplete or larger than `max_bytes` is reported through `notify`, and an older one is used. If `dest` has
+    the run already, only newer files are fetched.
     """
     with readable(store):
         files = store.list()
@@ -205,7 +205,8 @@ def _choose(store: Store, run_name: str | None, files: dict[str, int]) -> tuple[
     runs = list_runs(store)
     if not runs:
         raise Unusable(store.url, "holds no runs; give the URL that the run was trained with.")
-    name = str(min(runs, key=lambda run: run["state"] == "finished")["name"])  # unfinished first, then the newest
+    done = min(runs, key=lambda run: run["state"] == "finished" or run["phase"] == "pruned")  # then the newest
+    name = str(done["name"])
     return f"{name}/", name
 
 
@@ -242,6 +243,7 @@ def _describe(store: Store, name: str, files: dict[str, int], now: float) -> dic
     return {
         "name": name or _own_name(store),
         "state": state,
+        "phase": phase if isinstance(phase := status.get("phase"), str) else "",
         "step": int(max(_number(status.get("step")) or 0, _number(latest.get("step")) or 0)),
         "total_steps": int(_number(status.get("total_steps")) or 0),
         "success_rate": _number(status.get("success_rate")),

@@ -18,7 +18,11 @@ from kit.trainers.rollout import Batch
 
 
 class A2C(OnPolicyTrainer, sb3.A2C):
-    """SB3's A2C with tensor rollouts."""
+    """SB3's A2C with tensor rollouts.
+
+    :param use_rms_prop: use the optimizer RMSprop instead of Adam
+    :param rms_prop_eps: number that keeps RMSprop from dividing by almost 0; usual: 0.00001 to 0.001
+    """
 
     policy_aliases = {**sb3.A2C.policy_aliases, ASYMMETRIC: AsymmetricActorCritic}  # noqa: RUF012
 

@@ -60,13 +60,17 @@ class TensorTrainer(BaseAlgorithm):
     :param batch_size: steps in a minibatch, from which one gradient is computed; usual: 64 to 4,096
     :param ent_coef: weight of the entropy, that is, how much random actions are rewarded; usual for PPO and A2C: 0 to
         0.02. Larger: more exploration. SAC learns it with auto, or auto_0.1 to begin with 0.1
-    :param use_sde: state-dependent exploration: smooth noise on the actions, not a new random number at each step
-    :param sde_sample_freq: steps between two draws of the noise of use_sde; -1: only at the start of a rollout
-    :param stats_window_size: recent episodes over which training's mean return and success rate are averaged
-    :param net_arch: layers and their widths, such as 64, 64; larger networks can learn more and need more time
+    :param use_sde: state-dependent exploration: smooth noise on the actions, not a new random number at each step;
+        usual: false
+    :param sde_sample_freq: steps between two draws of the noise of use_sde; -1: only at the start of a rollout;
+        usual: -1, or 4 to 64
+    :param stats_window_size: recent episodes over which training's mean return and success rate are averaged;
+        usual: 20 to 200
+    :param net_arch: layers and their widths, such as 64, 64; larger networks can learn more and need more time;
+        usual: from 64, 64 to 512, 512, 512
     :param activation_fn: function between the layers: tanh, relu, elu, ...
     :param log_std_init: logarithm of the standard deviation of the action noise at the start; 0 is a deviation of 1, -1
-        of 0.37
+        of 0.37; usual: -3 to 0
     """
 
     tensor_env: BatchEnv

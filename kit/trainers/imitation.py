@@ -35,11 +35,13 @@ class ImitationTrainer(ReplayTrainer, sb3.PPO):
 
     Observations are stored as in off-policy replay, each image once.
 
-    :param n_steps: steps of every env per iteration
-    :param gradient_steps: gradient steps per iteration
-    :param batch_size: labelled observations per gradient step
-    :param buffer_size: maximum number of labelled observations kept; the oldest are overwritten
-    :param random_shift: largest random shift of training images in pixels (DrQ augmentation); 0 turns it off
+    :param n_steps: steps of every env per iteration; usual: 4 to 32
+    :param gradient_steps: gradient steps per iteration; usual: 8 to 64
+    :param batch_size: labelled observations per gradient step; usual: 64 to 512
+    :param buffer_size: maximum number of labelled observations kept; the oldest are overwritten; usual: 50,000
+        to 500,000
+    :param random_shift: largest random shift of training images in pixels (DrQ augmentation); 0 turns it off; usual:
+        0 to 4
     :param policy_of: PPO or SAC: the algorithm that can train the policy further (`start_from`)
     """
 

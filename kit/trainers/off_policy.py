@@ -33,15 +33,17 @@ class OffPolicyTrainer(ReplayTrainer, OffPolicyAlgorithm):
 
     :param buffer_size: steps that the replay buffer keeps; the oldest are overwritten. Usual: 100,000 to 1,000,000
     :param learning_starts: steps with random actions before the first update; usual: 100 to 10,000
-    :param train_freq: steps of each env between two updates
-    :param gradient_steps: minibatches per update; -1: as many as env steps since the last update
+    :param train_freq: steps of each env between two updates; usual: 1 to 64
+    :param gradient_steps: minibatches per update; -1: as many as env steps since the last update; usual: -1, or 1 to 64
     :param tau: fraction of the way to the trained networks that the target networks move at a time; usual: 0.005 to
         0.05
-    :param n_steps: steps of a multi-step return; only 1 is supported
-    :param random_shift: largest random shift of training images in pixels (DrQ augmentation); 0 turns it off
+    :param n_steps: steps of a multi-step return; usual: 1, others are not supported
+    :param random_shift: largest random shift of training images in pixels (DrQ augmentation); 0 turns it off; usual:
+        0 to 4
     :param n_sampled_goal: goal tasks only (hindsight experience replay, `kit.trainers.hindsight`): for each
-        sampled transition that keeps its goal, this many get a goal achieved later in the episode; 0 turns it off
-    :param random_share: probability with which an env takes a uniformly random action in a step
+        sampled transition that keeps its goal, this many get a goal achieved later in the episode; 0 turns it off;
+        usual: 4
+    :param random_share: probability with which an env takes a uniformly random action in a step; usual: 0 to 0.3
     """
 
     replay_buffer: Replay  # type: ignore[assignment]

@@ -34,7 +34,8 @@ class ProximalTrainer(OnPolicyTrainer):
         the policy more
     :param clip_range: how far the probability of an action may change in one update, as a fraction; usual: 0.1 to 0.3.
         lin_0.2 falls to 0 during the run
-    :param clip_range_vf: how far the value function's prediction may change in one update; none: no limit
+    :param clip_range_vf: how far the value function's prediction may change in one update; usual: none (no limit), or
+        0.2 to 10
     :param target_kl: end an update once the policy has changed by 1.5 times this KL divergence; usual: 0.01 to 0.03;
         none: no limit
     """
@@ -158,7 +159,7 @@ class PPO(ProximalTrainer, sb3.PPO):
 
     :param critic_warmup: env steps at the start during which only the critic learns; for runs that start from a
         pretrained policy (`start_from`). The policy then starts with a new critic if the pretrained one does not fit,
-        and with the action noise of log_std_init
+        and with the action noise of log_std_init. Usual: 0, or 10,000 to 100,000
     :param freeze_encoder: keep the image encoder of a pretrained policy (`start_from`) as it is and train the layers
         after it. Rollouts then store features, computed once per step: from clips this is three times as fast
     :param mirror: learn from every transition and from its left-right mirror image; for tasks that have one, such as

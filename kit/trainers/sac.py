@@ -31,9 +31,10 @@ class SAC(EntropyTrainer, sb3.SAC):
     """SB3's SAC with a tensor replay buffer.
 
     :param target_update_interval: gradient steps between two moves of the target networks; each update (gradient_steps)
-        starts with a move, as in SB3
+        starts with a move, as in SB3; usual: 1 to 8
     :param critic_warmup: env steps at the start during which only the critics learn; for policies from `start_from`.
-        If it is not 0, learning_starts adds no random actions, and the action noise starts from log_std_init
+        If it is not 0, learning_starts adds no random actions, and the action noise starts from log_std_init. Usual:
+        0, or 1,000 to 20,000
     """
 
     policy_aliases = {**sb3.SAC.policy_aliases, ASYMMETRIC: AsymmetricSAC}  # noqa: RUF012

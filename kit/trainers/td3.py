@@ -21,7 +21,11 @@ from kit.trainers.replay import Transitions
 class TD3(OffPolicyTrainer, sb3.TD3):
     """SB3's TD3 with a tensor replay buffer.
 
-    :param exploration_noise: standard deviation of the Gaussian noise on actions in [-1, 1] while collecting
+    :param exploration_noise: standard deviation of the Gaussian noise on actions in [-1, 1] while collecting; usual:
+        0.05 to 0.3
+    :param policy_delay: gradient steps of the critics per gradient step of the policy; usual: 1 to 3
+    :param target_policy_noise: standard deviation of the noise on the target policy's actions; usual: 0.1 to 0.3
+    :param target_noise_clip: largest absolute value of that noise; usual: 0.3 to 0.5
     """
 
     policy_aliases = {**sb3.TD3.policy_aliases, ASYMMETRIC: AsymmetricTD3}  # noqa: RUF012

@@ -1,8 +1,9 @@
 """A live line chart as SVG text.
 
 A dashboard draws its charts beside training, and a chart of 300 points takes 2 ms. Altair takes 36 ms for the same
-lines and Matplotlib 58 ms; Plotly takes 5 ms, but its widget sends 5 MB of JavaScript to the page. Text has the page's
-colour, which is readable on light and dark themes. `kit.ui.plots` makes figures for saved notebooks.
+lines and Matplotlib 58 ms; Plotly takes 5 ms, but its widget sends 5 MB of JavaScript to the page. Colab shows SVG text
+as it is, where it would have to load a plotting widget from elsewhere. Text has the page's colour, which is readable on
+light and dark themes. A saved notebook keeps no live charts; `kit.ui.plots` makes figures for it.
 """
 
 from __future__ import annotations

@@ -13,6 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
+
 from kit.config import seconds
 from kit.errors import need
 from kit.format.files import GrowingRows
@@ -21,12 +23,13 @@ from kit.runs.divergence import recordings, video_path
 from kit.runs.finding import is_branch, local_runs
 from kit.runs.run import Run
 from kit.ui import heartbeat, style, videos
-from kit.ui.chart import chart
+from kit.ui.chart import HEIGHT, ROW, WIDTH, Line, chart, line_chart
 from kit.ui.fold import focus
 from kit.ui.headless import follow, nobody_there, shell_of_notebook
-from kit.ui.learning import COLUMNS, Curve
+from kit.ui.learning import COLUMNS, TERMS, Curve, reward_terms
 from kit.ui.metric_charts import MetricCharts
 from kit.ui.notice import Notice
+from kit.ui.plots import PALETTE
 
 REFRESH_S = 0.5
 PAUSE_BUTTON = {
@@ -35,6 +38,8 @@ PAUSE_BUTTON = {
     "Resume": "Start a new process, which continues from the last checkpoint",
 }
 """Label of the first button -> its tooltip."""
+MOST_TERMS = 6
+"""Number of reward terms that are shown beside the curves; All metrics shows the others, too."""
 REDRAW_FACTOR = 20
 """Pause between two drawings of the curves, as a multiple of the duration of a drawing: a few seconds for long runs."""
 
@@ -302,5 +307,18 @@ def session_left_s(run: Run, now: dict[str, Any]) -> float | None:
 
 
 def charts(rows: list[dict[str, Any]], total_steps: int) -> str:
-    """Return charts as HTML: success rate (if the task has one) and mean return."""
-    return style.wrap(style.flex(f"<div>{chart(curve, total_steps)}</div>" for curve in Curve.of(rows)))
+    """Return charts as HTML: success rate (if the task has one), mean return, and reward terms (if it names some)."""
+    drawn = [chart(curve, total_steps) for curve in Curve.of(rows)]
+    if terms := reward_terms(rows):
+        drawn.append(_terms_chart(terms))
+    return style.wrap(style.flex(f"<div>{each}</div>" for each in drawn))
+
+
+def _terms_chart(terms: dict[str, np.ndarray]) -> str:
+    """Return a chart of the largest reward terms as HTML; `terms` begins with them."""
+    shown = list(terms.items())[:MOST_TERMS]
+    lines = [Line(name, colour, points, dots=True) for (name, points), colour in zip(shown, PALETTE, strict=False)]
+    last = max(points[-1, 0] for _, points in shown)
+    size = WIDTH, HEIGHT + ROW * (len(lines) // 3)  # the legend of many terms has more rows
+    rest = style.note("All metrics also shows the smaller terms.") if len(terms) > len(shown) else ""
+    return line_chart(TERMS, lines, (0, last or 1), size=size) + rest

@@ -28,7 +28,7 @@ SCORES = {
     ("Reach", "PPO"): (100_000, "100 % success"),
     ("Reach", "A2C"): (100_000, "100 % success"),
     ("Reach", "SAC"): (100_000, "100 % success"),
-    ("ReachVision", "PPO"): (600_000, "80 to 97 % success"),
+    ("ReachVision", "PPO"): (300_000, "80 to 97 % success"),
     ("Dishwashing", "PPO"): (700_000, "55 to 67 dollars an hour"),
     ("Mission", "PPO"): (40_000_000, "87 to 98 % of the games won"),
     ("Go1Joystick", "PPO"): (4_000_000, "84 to 91 % success"),

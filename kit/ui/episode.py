@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import html
 import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -168,6 +169,7 @@ class Episode:
         box = f"viewBox='0 0 {max(1, last)} {CHART}' height='{CHART}' preserveAspectRatio='none'"
         axes = "reward of each step and its largest terms (colours as above), over the steps of the episode; "
         label = style.note(f"{axes}vertical: {low:.2f} to {high:.2f}")
+        box += f" role='img' aria-label='rewards of each step: {', '.join(map(html.escape, self.colours))}'"
         return f"{label}<svg {box} fill='none' stroke-width='1.4' style='overflow:visible'>{lines}</svg>"
 
 

@@ -11,8 +11,8 @@ from kit import envs
 from kit.config import ALGOS, ENCODERS, PRESETS, RunConfig, to_text
 from kit.errors import UserError, need
 from kit.ui.fold import Fold
-from kit.ui.hyper import Hyperparameters, text_entry
-from kit.ui.task import sensible_steps
+from kit.ui.hyper import Hyperparameters, label, text_entry
+from kit.ui.task import option_names, sensible_steps
 
 GROUPS = {
     "Task": ("env", "algo", "preset", "total_steps"),
@@ -40,8 +40,10 @@ class Form:
             entry.observe(lambda _: on_change(), names="value")
             self.entries[field.name] = entry
         self.entries["env"].observe(self._suggest, names="value")
+        self._name_options(config.env)
         self.price = text_entry(
-            w, "dollars per hour", "price of this machine, for the estimate", placeholder="last known price",
+            w, "dollars per hour", "price of this machine, for the estimate; usual: 0.2 to 4; default: the last known",
+            placeholder="last known price",
             value="" if dollars_per_hour is None else f"{dollars_per_hour:g}",
         )  # fmt: skip
         self.price.observe(lambda _: on_change(), names="value")
@@ -87,9 +89,16 @@ class Form:
 
     def _suggest(self, change: Any) -> None:
         """Suggest the new task's `total_steps`, unless the user has changed the last suggestion."""
+        self._name_options(change["new"])
         steps = sensible_steps(change["new"])  # none for a name that is half typed
         if steps and self.entries["total_steps"].value == self._suggested:
             self._suggested = self.entries["total_steps"].value = to_text(steps)
+
+    def _name_options(self, env: str) -> None:
+        """Name the options of the task `env` in the help of the entry env_options."""
+        names = ", ".join(option_names(env))
+        explanation = f"options of the task{': ' if names else ''}{names}; default: {{}}"
+        self.entries["env_options"].description = label("env_options", explanation)
 
     def _entry(self, field: dataclasses.Field[Any], text: str) -> Any:
         w, name, default = self._w, field.name, getattr(RunConfig(), field.name)

@@ -60,6 +60,7 @@ class Hyperparameters:
                 for name, entry in self.entries.items():
                     default = usual[name] if name in own else used[name]
                     entry.placeholder = "none" if default is None else to_text(default)
+                    entry.description = label(name, f"{known[name][1]}; default: {entry.placeholder}")
                     if self._latest is not latest:
                         return
                     typed = entry.value.strip()
@@ -98,6 +99,11 @@ def stock_value(record: algorithm.Algorithm, name: str) -> Any:
     return None
 
 
+def label(name: str, explanation: str) -> str:
+    """Return the label of an entry as HTML, with its help text."""
+    return f"{name.replace('_', ' ')}<span class='kit-help' role='tooltip'>{html.escape(explanation)}</span>"
+
+
 def text_entry(
     w: Any, name: str, explanation: str, kind: Any = None, label_px: int = 118, width_px: int = 260, **settings: Any
 ) -> Any:
@@ -105,9 +111,8 @@ def text_entry(
 
     `w`: ipywidgets; `kind`: widget class (Text).
     """
-    label = f"{name.replace('_', ' ')}<span class='kit-help' role='tooltip'>{html.escape(explanation)}</span>"
     entry = (kind or w.Text)(
-        description=label, description_allow_html=True, style={"description_width": f"{label_px}px"},
+        description=label(name, explanation), description_allow_html=True, style={"description_width": f"{label_px}px"},
         layout=w.Layout(width=f"{width_px}px", max_width="100%"), **settings,
     )  # fmt: skip
     entry.add_class("kit-entry")

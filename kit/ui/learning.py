@@ -17,7 +17,9 @@ MEASURES = (
     ("Mean return", "rollout/ep_rew_mean", "eval/mean_return", "teacher/mean_return", False),
 )
 """Title; metrics of training, of evaluation and of the teacher; whether it is a rate from 0 to 1."""
-COLUMNS = ("step", *(name for _, *names, _ in MEASURES for name in names))
+TERMS, TERM = "Reward terms", "eval/reward/"
+"""Title of the chart of reward terms, and the prefix of their metrics."""
+COLUMNS = ("step", TERM, *(name for _, *names, _ in MEASURES for name in names))
 
 
 MEANINGS = {
@@ -25,7 +27,7 @@ MEANINGS = {
     "noise; evaluation: separate episodes without noise.",
     "Mean return": "Sum of the rewards of an episode, averaged over episodes. training: recent training episodes, with "
     "exploration noise; evaluation: separate episodes without noise.",
-    "Reward terms": "Sum of each reward term over an episode, averaged over the episodes of an evaluation.",
+    TERMS: "Sum of each reward term over an episode, averaged over the episodes of an evaluation.",
     "rollout/ep_len_mean": "Mean number of steps of recent training episodes.",
     "rollout/ep_rew_mean": "Mean return of recent training episodes, with exploration noise.",
     "rollout/stage": "Stage of the task's curriculum, from 0; evaluations always use the last one.",
@@ -83,6 +85,13 @@ def series(rows: Sequence[dict[str, Any]], name: str) -> np.ndarray:
     points = np.array([(row["step"], row[name]) for row in rows if isinstance(row.get(name), int | float)], dtype=float)
     points = points.reshape(-1, 2)
     return points[np.isfinite(points[:, 1])]
+
+
+def reward_terms(rows: Sequence[dict[str, Any]]) -> dict[str, np.ndarray]:
+    """Return reward term -> (k, 2) pairs (step, value) of the evaluations, the largest mean size first."""
+    names = sorted({name for row in rows for name in row if name.startswith(TERM)})
+    terms = {name.removeprefix(TERM): points for name in names if len(points := series(rows, name))}
+    return dict(sorted(terms.items(), key=lambda item: -float(np.abs(item[1][:, 1]).mean())))
 
 
 def _last(rows: Sequence[dict[str, Any]], name: str) -> float | None:

@@ -9,20 +9,18 @@ from typing import Any
 import numpy as np
 
 from kit.format.files import GrowingRows
-from kit.runs.finding import local_runs
+from kit.runs.finding import local_runs, run_folders
 from kit.runs.run import Run
 from kit.ui import style
 from kit.ui.chart import Line, line_chart
 from kit.ui.fold import Fold
-from kit.ui.learning import MEANINGS, series, smoothed
+from kit.ui.learning import MEANINGS, TERM, TERMS, series, smoothed
 from kit.ui.plots import PALETTE
 
 SIZE = 640, 260
 """Width and height of the chart in pixels."""
-TERMS, TERM = "Reward terms", "eval/reward/"
-"""Entry of the list that shows all reward terms in one chart, and the prefix of their metrics."""
 FIRST = (TERMS, "rollout/ep_rew_mean", "eval/mean_return", "train/approx_kl", "train/entropy_loss")
-"""Entries at the top of the list, if the run has them; the others follow by name."""
+"""Entries at the top of the list, if the run has them; the others follow by name. `TERMS` is a chart of all terms."""
 NOT_METRICS = ("step", "time/iterations", "time/total_timesteps", "time/time_elapsed")
 NO_RUN = "no other run"
 
@@ -49,6 +47,7 @@ class MetricCharts:
         self._run: Run | None = None
         self._chosen: str | None = None  # the metric that the user has chosen; not every run has it
         self._readers: dict[Path, GrowingRows] = {}
+        self._folders = set[Path]()  # the run folders among which `other` chooses
         self.fold.view.layout.display = "none"
         self.metric.observe(self._choose, names="value")
         for widget in (*controls, self.fold.button):
@@ -61,17 +60,16 @@ class MetricCharts:
         """Show the metrics of `run` from now on; hide the section if it is None."""
         if run is not None and (self._run is None or run.path != self._run.path):
             self.smooth.value, self.range.value = 1, (0, 100)
-        self._run, self._readers = run, {}
+        self._run, self._readers, self._folders = run, {}, set()
         self.fold.view.layout.display = "none" if run is None else None
-        if run is None:
-            return
-        self.other.options = [NO_RUN, *(each.name for each in local_runs(run.path.parent) if each.name != run.name)]
+        self.other.options = [NO_RUN]
         self.draw()
 
     def draw(self) -> None:
         """Read new rows and draw, if the section is unfolded."""
         if not self.fold.is_open or self._run is None:
             return
+        self._offer_runs(self._run)
         rows = self._read(self._run.path)
         names = metrics_of(rows)
         if names != list(self.metric.options):
@@ -86,6 +84,14 @@ class MetricCharts:
         if (other := self.other.value) != NO_RUN:
             lines += self._lines(self.metric.value, self._read(self._run.path.with_name(other)), f", {other}")
         self.chart.value = style.wrap(self._chart(self.metric.value, lines))
+
+    def _offer_runs(self, run: Run) -> None:
+        """Let the user choose among the runs beside `run`; if there are new ones, keep the choice."""
+        if (found := set(run_folders(run.path.parent))) != self._folders:
+            self._folders, chosen = found, self.other.value
+            names = [NO_RUN, *(each.name for each in local_runs(run.path.parent) if each.name != run.name)]
+            self.other.options = names  # this changes the value, too
+            self.other.value = chosen if chosen in names else NO_RUN
 
     def _read(self, run_path: Path) -> list[dict[str, Any]]:
         """Return the rows of a run's metrics; only new ones are read."""

@@ -61,9 +61,10 @@ class RunPicker:
         self._add(list_lines(self.runs_dir))
         self.choices.observe(lambda change: self._choose(change["new"]), names="value")
         self.entry = store_entry(w, self.store, self._list_store)
-        view = w.VBox([w.HTML(f"<style>{style.CSS}</style>"), self.choices, self.entry, self.label])
-        heartbeat.cover(w, view)
-        display(view)
+        css = w.HTML(f"<style>{style.CSS}</style>", layout=w.Layout(display="none"))
+        self.view = w.VBox([css, self.choices, self.entry, self.label])
+        heartbeat.cover(w, self.view)
+        display(self.view)
         if self.store is not None:
             self._list_store(self.store)
         return self

@@ -24,6 +24,8 @@ POINTS, WIDTH, HEIGHT = 24, 64, 18
 
 MEASURES = ("rollout/success_rate", "eval/success_rate", "rollout/ep_rew_mean", "eval/mean_return")
 """Columns of metrics.jsonl; a sparkline shows the first that a run has."""
+COLUMNS = ("name", "task", "curve", "progress", "score", "state", "speed or age", "disk and copy")
+"""Heads of the columns of a row."""
 Point = tuple[int, float]
 """Step and value."""
 
@@ -132,6 +134,11 @@ def sparkline(points: Mapping[str, Sequence[Point]]) -> str:
     )
 
 
+def head() -> str:
+    """Return the heads of the columns as HTML, for the place above the rows."""
+    return f"<div class='kit-run kit-run-head'>{''.join(f'<span>{name}</span>' for name in COLUMNS)}</div>"
+
+
 def row(line: Line) -> str:
     """Format a line as HTML: name, task, curve, progress, score, state, speed or age, disk use and copy; message, note.
 
@@ -140,13 +147,14 @@ def row(line: Line) -> str:
     now, config = line.now, line.config
     colour, word = style.state(now)
     task = f"{config.env}, {config.algo}" if config else ""
+    done = f"{style.percent(style.progress(now))} of {now['total_steps'] or 0:,}{style.bar(now)}"
     cells = [
         f"<span class='kit-name' title='{html.escape(str(line.choice or line.name))}'>{html.escape(line.name)}</span>",
         f"<span title='{html.escape(task)}'>{html.escape(task)}</span>", f"<span>{line.curve}</span>",
-        f"<span>{style.percent(style.progress(now))} of {now['total_steps'] or 0:,}{style.bar(now)}</span>",
-        f"<span>{_score(now)}</span>", f"<span style='color:{colour}'>{html.escape(word)}</span>",
-        f"<span class='kit-dim'>{_speed(now) if line.is_working else _age(now['updated'])}</span>",
-        f"<span class='kit-dim'>{_kept(line)}</span>",
+        f"<span title='progress'>{done}</span>", f"<span title='score'>{_score(now)}</span>",
+        f"<span title='state' style='color:{colour}'>{html.escape(word)}</span>",
+        f"<span title='speed or age' class='kit-dim'>{_speed(now) if line.is_working else _age(now['updated'])}</span>",
+        f"<span title='disk and copy' class='kit-dim'>{_kept(line)}</span>",
     ]  # fmt: skip
     if now.get("message") and now["state"] in ("failed", "interrupted", "waiting"):
         look = "kit-bad" if now["state"] == "failed" else "kit-dim"

@@ -20,7 +20,7 @@ from kit.ui import heartbeat, style
 from kit.ui.comparing import compare
 from kit.ui.dashboard import Dashboard, display_widget
 from kit.ui.headless import nobody_there
-from kit.ui.rows import Line, RowReader, row
+from kit.ui.rows import Line, RowReader, head, row
 
 SHOWN = 50
 """Maximum number of rows."""
@@ -186,11 +186,13 @@ class RunsPage:
         self._message.add_class("kit-message")
         self._alive.add_class("kit-alive")
         wrap = w.Layout(flex_flow="row wrap")
+        columns = w.HTML(style.wrap(head()), layout=w.Layout(flex="1 1 auto"))
         buttons = (*self.buttons.values(), self.stop_all_button, self.sure_button, self.no_button)
         self.view = w.VBox([
             w.HTML(f"<style>{style.CSS}</style>"),
             w.HBox([self.filter, self.order, self.reverse, self.refresh_button], layout=wrap),
-            w.HBox([self.all_tick, self._head], layout=w.Layout(align_items="center")), self._rows,
+            self._head, w.HBox([self.all_tick, columns], layout=w.Layout(align_items="center", max_width="920px")),
+            self._rows,
             w.HBox(buttons, layout=wrap), self.new_name, self.note, self._message, self._below, self._alive,
         ])  # fmt: skip
         self.view.add_class("kit-runs-page")

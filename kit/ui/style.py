@@ -25,7 +25,7 @@ CSS = """
 .kit-top{display:flex;align-items:baseline;gap:10px;flex-wrap:wrap}
 .kit-state{font-weight:650;font-size:15px;display:inline-flex;align-items:center;gap:7px}
 .kit-dot{width:9px;height:9px;border-radius:50%;display:inline-block}
-.kit-name{opacity:.72;font-family:ui-monospace,SFMono-Regular,Menlo,monospace;font-size:12.5px}
+.kit-name{overflow-wrap:anywhere;opacity:.72;font-family:ui-monospace,SFMono-Regular,Menlo,monospace;font-size:12.5px}
 .kit-right{margin-left:auto;font-variant-numeric:tabular-nums;opacity:.85}
 .kit-bar{height:8px;border-radius:4px;background:rgba(128,128,128,.2);margin:9px 0 2px;overflow:hidden}
 .kit-bar>div{height:100%;border-radius:4px;transition:width .4s}
@@ -55,7 +55,10 @@ CSS = """
 .kit-run .kit-row-text{grid-column:1/-1;font-size:12.5px;white-space:normal;overflow-wrap:anywhere}
 .kit-run>*{overflow:hidden;text-overflow:ellipsis}
 .kit-run>:nth-child(-n+2){white-space:normal;overflow-wrap:anywhere}
-@media(max-width:640px){.kit-run{grid-template-columns:repeat(2,auto)}.kit-card{padding:10px 12px}}
+.kit-run-head{font-size:12px;font-weight:650;opacity:.8}
+@media(max-width:640px){.kit .kit-table th,.kit .kit-table td{white-space:normal;padding-right:6px;font-size:12px}
+  .kit-run-head{display:none}
+  .kit-run{grid-template-columns:repeat(2,auto)}.kit-card{padding:10px 12px}}
 .kit-table{border-collapse:collapse;font-size:13px;font-variant-numeric:tabular-nums;margin:6px 0 14px}
 .kit-table th,.kit-table td{padding:4px 12px 4px 0;text-align:left!important;white-space:nowrap;
   border-bottom:1px solid rgba(128,128,128,.22)}
@@ -179,7 +182,8 @@ def progress(now: dict[str, Any]) -> float:
 def bar(now: dict[str, Any]) -> str:
     """Return a run's progress bar as HTML, in the colour of its state."""
     filled = f"width:{100 * progress(now):.1f}%;background:{state(now)[0]}"
-    return f"<div class='kit-bar'><div style='{filled}'></div></div>"
+    value = f"role='progressbar' aria-label='steps done, %' aria-valuenow='{100 * progress(now):.0f}'"
+    return f"<div class='kit-bar' {value}><div style='{filled}'></div></div>"
 
 
 MEANINGS = {

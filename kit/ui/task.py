@@ -13,6 +13,7 @@ import torch
 
 from kit import envs
 from kit.envs.obs import leaves
+from kit.envs.registry import options_of
 from kit.envs.task_info import Field, TaskInfo
 from kit.errors import UserError, need
 from kit.ui import style
@@ -54,6 +55,14 @@ def sensible_steps(env: str) -> int | None:
         return getattr(envs.find(env), "train_steps", None)
     except UserError:
         return None
+
+
+def option_names(env: str) -> list[str]:
+    """Return the names of the task's env_options; [] if they or the task are unknown."""
+    try:
+        return options_of(envs.find(env))
+    except UserError:
+        return []
 
 
 def observation_fields(space: gymnasium.Space, info: TaskInfo) -> list[Field]:

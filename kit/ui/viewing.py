@@ -439,7 +439,8 @@ def view(
     Reach and ReachVision: choose the policy "by hand", then drag the target, or click into the scene and move it with
     the keys I K, J L and U O. Joystick tasks: steer a policy with the sliders, or with the same keys. Both obey
     the sticks of a gamepad at your computer, too: press one of its buttons, and it appears below the viewer. Tick
-    "record" to keep whole episodes, and save them as a dataset for `kit.RunConfig(dataset=...)`.
+    "record" to keep whole episodes, and save them as a dataset for `kit.RunConfig(dataset=...)`. The viewer's own
+    settings have a switch "Dark Mode".
 
     On a remote machine the viewer works in Colab, or through `ssh -L`. Needs the pip extra `view`. `trust` as in
     `kit.resume`.

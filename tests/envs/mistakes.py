@@ -250,6 +250,33 @@ class Leaky(gymnasium.Env):
         return np.full(1, 0 if self.reward else value, np.float32), float(value * self.reward), False, False, {}
 
 
+class Longer(Leaky):
+    """Gymnasium env whose observation has one number more than its space."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        return np.zeros(2, np.float32), super().reset(seed=seed)[1]
+
+
+class Lone(Leaky):
+    """Gymnasium env whose step returns a single number for an observation of three."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        return np.zeros(3, np.float32), super().reset(seed=seed)[1]
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return 0.5, *super().step(action)[1:]  # type: ignore[return-value]
+
+
+class Old(Leaky):
+    """Gymnasium env whose step returns four values, as those of OpenAI Gym did."""
+
+    def step(self, action: int) -> Any:
+        obs, reward, terminated, _, info = super().step(action)
+        return obs, reward, terminated, info
+
+
 class Endless(Walk):
     """The corridor without an end."""
 

@@ -99,11 +99,35 @@ def test_a_video_shows_the_task_before_training(tmp_path: Path, capsys: pytest.C
     assert seconds == pytest.approx(RANDOM_S, abs=0.5)
 
 
+def test_a_notebook_gets_the_video_too(tmp_path: Path) -> None:
+    ffmpeg = pytest.importorskip("imageio_ffmpeg")
+    path, lines = tmp_path / "corridor.mp4", list[str]()
+    kit.check_task("tests.envs.corridor:Corridor", steps=20, say=lines.append, video=path)
+    assert lines[-1] == f"a film of random actions: {path}"
+    assert ffmpeg.count_frames_and_secs(str(path))[1] == pytest.approx(RANDOM_S, abs=0.5)
+    with pytest.raises(UserError, match="cannot render images; give its task a render method"):
+        kit.check_task(f"{MODULE}:Good", steps=20, say=lines.append, video=path)
+
+
 @pytest.mark.parametrize("mistake", IN_FIRST_STEP)
 def test_no_training_starts_with_a_mistake(mistake: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=IN_FIRST_STEP[mistake]):
         kit.train(env=f"{MODULE}:{mistake}", total_steps=100, runs_dir=str(tmp_path))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("mistake", "says"),
+    [
+        ("Longer", r"reset\(\) returned an observation of shape \(2,\), expected \(1,\); it must agree with obs"),
+        ("Lone", r"step\(\) returned an observation of shape \(\), expected \(3,\); it must agree with obs"),
+        ("Old", r"step\(\) returned 4 values, expected a tuple; return observation, reward, terminated, truncated, i"),
+    ],
+)
+def test_no_training_starts_with_a_mistake_of_a_gymnasium_env(mistake: str, says: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"^env='{mistake}': {says}") as refused:
+        kit.launch(env=f"{MODULE}:{mistake}", total_steps=100, runs_dir=str(tmp_path))
+    assert "\n" not in str(refused.value) and not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

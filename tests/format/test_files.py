@@ -21,3 +21,9 @@ def test_each_line_is_read_once(tmp_path: Path) -> None:
     assert growing.rows == [{"step": i, "x": i / 10} for i in range(20)] and growing.rows[0] is first
     path.write_text("".join([*lines[:15], *lines[25:], *lines[:15]]))  # cut to 15 lines, then longer than before
     assert growing.read() and [row["step"] for row in growing.rows] == [*range(15), *range(25, 30), *range(15)]
+
+
+def test_a_name_that_ends_in_a_slash_means_all_that_begin_with_it(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "eval/reward/near": 2.0, "eval/mean_return": 3.0}\n')
+    growing = GrowingRows(tmp_path / "metrics.jsonl", ("step", "eval/reward/"))
+    assert growing.read() and growing.rows == [{"step": 1, "eval/reward/near": 2.0}]

@@ -43,4 +43,4 @@ def test_own_tasks_train_from_empty_files(tmp_path: Path, monkeypatch: pytest.Mo
     }  # fmt: skip
     for text in ("torque of the motor", "pendulum:SwingUp with PPO: 0 % success", "before training", "hacked"):
         assert text in shown
-    assert shown.count("data:video/mp4;base64") == 6
+    assert shown.count("data:video/mp4;base64") == 7 and "a film of random actions: chase.mp4" in shown

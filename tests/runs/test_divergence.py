@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from kit.cli import main
 from kit.envs.curriculum import Curriculum
 from kit.envs.divergence import AT_MOST
 from kit.envs.vec import TensorEnv
-from kit.runs.divergence import load, recordings, show
+from kit.runs.divergence import load, record_divergence, recordings, show
 from tests.envs.exploding import Exploding
 
 FEW = {"n_steps": 64, "batch_size": 64, "n_epochs": 1}
@@ -125,6 +127,31 @@ def test_a_run_keeps_it_and_shows_it(tmp_path, capsys):
     shutil.rmtree(run.path / "divergences")
     assert kit_cli("video", str(run.path), "--divergence") == 2
     assert "has no recorded divergence" in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore:the physics of")
+def test_two_dashboards_render_the_video_once(tmp_path):
+    """The second recording starts while the first renders; it waits, and renders nothing."""
+    pytest.importorskip("imageio_ffmpeg")
+    run = kit.train(
+        env="tests.envs.exploding:Exploding", env_options={"hit_env": 0, "hit_step": 5}, n_envs=2, total_steps=128,
+        overrides=FEW, runs_dir=str(tmp_path), device="cpu", threads=1, eval_every=0,
+    )  # fmt: skip
+    first_drawn, second_waits, drawn = Event(), Event(), []
+
+    def first(done, at_most):
+        drawn.append("first")
+        first_drawn.set()
+        second_waits.wait(30)
+
+    with ThreadPoolExecutor() as pool:
+        one = pool.submit(record_divergence, run, 64, on_frame=first)
+        assert first_drawn.wait(30)
+        two = pool.submit(record_divergence, run, 64, on_frame=lambda *_: drawn.append("second"))
+        with pytest.raises(TimeoutError):
+            two.result(0.2)
+        second_waits.set()
+        assert one.result() == two.result() and set(drawn) == {"first"}
 
 
 @pytest.mark.filterwarnings("ignore:the physics of")

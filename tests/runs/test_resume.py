@@ -12,8 +12,10 @@ import kit
 from kit.errors import UserError
 from kit.format import checkpoint
 from kit.runs import api
+from kit.runs.finding import locate_unfinished
 from kit.runs.fingerprint import fingerprint
 from tests.runs.crash import SLIDE, Forked, complete, create
+from tests.ui.fabricate import set_status
 
 TASKS = {"PPO": {"env": "Reach", "env_options": {"randomize": True}}, "A2C": {}, "SAC": {}, "RecurrentPPO": {}}
 EVERYTHING = {"eval_every": 200, "overrides": {"normalize": True, "learning_rate": "lin_0.001"}}
@@ -244,6 +246,12 @@ def test_a_thousand_kills_leave_a_thousand_readable_runs(tmp_path):
             found.read()
             readable += 1
     assert readable > kills // 4, "most kills should come after the first checkpoint"
+
+
+def test_a_pruned_trial_is_not_the_latest_unfinished_run(tmp_path):
+    for name, phase in (("unlucky", "interrupted"), ("pruned", "pruned")):
+        set_status(create(tmp_path, name).path, state="interrupted", phase=phase)
+    assert locate_unfinished(str(tmp_path))[0].name == "unlucky"
 
 
 def test_fewer_steps_than_the_run_has_are_refused(tmp_path):

@@ -45,6 +45,7 @@ def test_runs_are_listed_newest_first(there: Store, tmp_path: Path) -> None:
         {
             "name": "new",
             "state": "finished",
+            "phase": "",
             "step": 700,
             "total_steps": 1000,
             "success_rate": 0.98,
@@ -53,6 +54,7 @@ def test_runs_are_listed_newest_first(there: Store, tmp_path: Path) -> None:
         {
             "name": "old",
             "state": "interrupted",
+            "phase": "",
             "step": 100,
             "total_steps": 1000,
             "success_rate": 0.5,
@@ -87,6 +89,15 @@ def test_the_latest_unfinished_run_is_chosen(there: Store, tmp_path: Path) -> No
     assert pull(there, "c", tmp_path / "d1").name == "c"
     with pytest.raises(UserError, match=r"run_name='z' is not in .*; it holds: a, b, c"):
         pull(there, "z", tmp_path / "d1")
+
+
+def test_a_pruned_trial_is_not_resumed(there: Store, tmp_path: Path) -> None:
+    """A search has ended it, although it looks interrupted and is the newest."""
+    for name, step, phase in (("unlucky", 100, "training"), ("pruned", 200, "pruned")):
+        run = make_run(tmp_path / "x", name, steps=(step,))
+        set_status(run, state="interrupted", phase=phase)
+        upload(run, there)
+    assert pull(there, None, tmp_path / "d").name == "unlucky"
 
 
 def test_a_store_that_disappeared_raises_one_sentence(there: Store, store_url: str, tmp_path: Path) -> None:

@@ -135,6 +135,21 @@ def test_a_task_without_success_shows_returns_only(tmp_path: Path) -> None:
     assert charts([], 1000).count("no data yet") == 2
 
 
+def test_the_largest_reward_terms_are_shown_beside_the_curves(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    terms = {f"eval/reward/term_{size}": -float(size) for size in range(1, 9)}
+    with (run.path / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 600, "eval/mean_return": 1.0, **terms}) + "\n")
+    board = Dashboard(run).show()
+    watch_to_the_end(board)
+    shown = text_of(board, "kit-curves")
+    assert shown.count("<svg") == 3 and not board.metrics.fold.is_open
+    assert "Reward terms: term_8 -8 at step 600, term_7 -7" in shown, "the largest first"
+    assert "term_3" in shown and "term_2" not in shown and "All metrics also shows the smaller terms" in shown
+    few = charts([{"step": 0, "eval/reward/near": 1.0, "eval/reward/energy": -2.0}], 1000)
+    assert "energy, step 0: -2" in few and "near, step 0: 1" in few and "smaller terms" not in few
+
+
 def test_missing_video_names_a_policy_without_a_video(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     assert videos.missing_video(run) is None, "there is no policy yet"
@@ -205,6 +220,10 @@ def test_any_metric_can_be_charted_with_another_run_and_zoomed(tmp_path: Path) -
     assert "time/fps, step 300: 50" in charts.chart.value and "step 400" not in charts.chart.value
     charts.other.value = "other"
     assert "time/fps, other, step 200: 50" in charts.chart.value
+    make_run(tmp_path, "later")
+    charts.draw()
+    assert charts.other.options == ("no other run", "later", "other"), "a run that began after the chart"
+    assert charts.other.value == "other" and "time/fps, other, step 200: 50" in charts.chart.value
     rows = [{"step": 700, "train/learning_rate": 3e-4, "eval/reward/near": 1.0, "eval/reward/energy": -2.0}]
     with (run.path / "metrics.jsonl").open("a") as file:
         file.write("".join(json.dumps(row) + "\n" for row in rows))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import shlex
 import threading
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ from kit.runs import provenance
 from kit.runs.api import create
 from kit.runs.run import Run
 from kit.trainers import algorithm
+from kit.trainers.arguments import hyperparameter_docs
 from kit.ui import dashboard, hyper, result
 from kit.ui import panel as panel_module
 from kit.ui.as_code import as_code
@@ -67,6 +69,44 @@ def test_form_returns_the_config_it_was_made_from(config: RunConfig) -> None:
 
 def test_every_field_of_a_config_can_be_edited() -> None:
     assert set(Form(RunConfig(), lambda: None).entries) == set(RunConfig().to_dict())
+
+
+def help_of(entry: Any) -> str:
+    """Return the text that an entry shows while it has the focus."""
+    return str(entry.description).partition("role='tooltip'>")[2].removesuffix("</span>")
+
+
+def test_the_help_of_every_field_has_a_default_and_of_a_number_a_range() -> None:
+    form = Form(RunConfig(), lambda: None)
+    numbers = {"checkpoint_every", "eval_every", "session_limit", "disk_budget", "n_envs", "threads"}
+    numbers |= {name for name, value in RunConfig().to_dict().items() if isinstance(value, int)}
+    for name, entry in [*form.entries.items(), ("price", form.price)]:
+        assert "default: " in help_of(entry), name
+        assert name not in numbers | {"price"} or "usual" in help_of(entry), name
+
+
+@pytest.mark.parametrize("algo", ALGOS)
+def test_the_help_of_every_hyperparameter_has_its_default_and_of_a_number_a_range(algo: str) -> None:
+    form = Hyperparameters(ipywidgets, lambda overrides: None)
+    known, teaches = hyperparameter_docs(algorithm.find(algo)), {"Distill": {"teacher": "scripted"}}
+    teaches["BC"] = {"dataset": "demonstrations"}
+    config = RunConfig(algo=algo, overrides={"gamma": 0.5} if "gamma" in known else {}, **teaches.get(algo, {}))
+    form.show(config, config)
+    for name, entry in form.entries.items():
+        assert help_of(entry).endswith(f"; default: {html.escape(entry.placeholder)}"), name
+        assert isinstance(known[name][0], bool | str | None) or "usual" in help_of(entry).lower(), name
+    if config.overrides:
+        assert form.entries["gamma"].value == "0.5" and not help_of(form.entries["gamma"]).endswith("0.5")
+
+
+def test_the_help_of_env_options_names_those_of_the_chosen_task() -> None:
+    form = Form(RunConfig(env="ReachVision"), lambda: None)
+    options = form.entries["env_options"]
+    assert "task: cameras, size, frames, joints, critic_state, randomize, curriculum, obs_groups;" in help_of(options)
+    form.entries["env"].value = "tests.envs.corridor:Walk"
+    assert "cameras" not in help_of(options)
+    form.entries["env"].value = "tests.envs.mistakes:Leaky"
+    assert help_of(options) == "options of the task: reward; default: {}"
 
 
 def test_a_chosen_task_sets_its_own_number_of_steps_unless_another_was_typed() -> None:
@@ -504,6 +544,28 @@ def test_watch_shows_the_run_that_the_button_names(tmp_path: Path) -> None:
             assert shown.run is not None and shown.run.name == "a"
         shown.leave()
         shown.estimator.cancel()
+
+
+def test_a_branch_keeps_the_auto_values_of_the_run_it_started_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a restart of the kernel, the form shows what was typed, not what kit chose for the first run."""
+    asked = RunConfig(runs_dir=str(tmp_path), total_steps=64, eval_every=0, overrides={"gamma": 0.9, "n_steps": 32})
+    monkeypatch.setenv("JPY_SESSION_NAME", "/home/me/01_train.ipynb")
+    parent = kit.train(asked)
+    changes = {"total_steps": 5000, "overrides": {"ent_coef": 0.01}}
+    branch = create(None, changes, f"{parent.path}@latest", other_process=True)
+    typed = {"gamma": 0.9, "n_steps": 32, "ent_coef": 0.01}
+    assert branch.config.overrides == {**parent.config.overrides, "ent_coef": 0.01}, "trained with the same values"
+    assert branch.config.n_envs == parent.config.n_envs != "auto"
+    assert branch.requested == asked.replace(total_steps=5000, overrides=typed)
+    with at_work(branch):
+        panel = TrainPanel(RunConfig(runs_dir=str(tmp_path), run_name=branch.name)).show()
+        assert panel.find_run().name == branch.name and panel.form.read() == branch.requested
+        panel.leave()
+    panel.estimator.cancel()
+    fewer = create(None, {"n_envs": 1}, f"{parent.path}@latest").requested
+    assert fewer == asked.replace(n_envs=1)
 
 
 def make_trained(folder: Path, name: str, config: dict[str, Any] | None = None) -> Run:

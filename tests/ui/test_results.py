@@ -311,6 +311,8 @@ def test_a_run_is_picked_from_a_list(tmp_path: Path, store: None, monkeypatch: p
         (run.path / "checkpoints" / "step_000000600").mkdir(parents=True)
     picker = RunPicker("old", str(tmp_path / "runs")).show()
     assert picker.run.name == "old"
+    assert "kit-dashboard" in picker.view._dom_classes, "the style of its list on dark pages"
+    assert "[data-jp-theme-light=false] .kit-dashboard select" in picker.view.children[0].value
     texts = [text for text, _ in picker.choices.options]
     assert "new (finished, 600 steps, 97 % success)" in texts and len(texts) == 2
     picker.choices.value = str(tmp_path / "runs" / "new")

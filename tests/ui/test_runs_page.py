@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -70,6 +71,31 @@ def test_runs_are_filtered_and_sorted(page: RunsPage) -> None:
     assert list(page.ticks) == ["arm_two"]
     page.filter.value = "sac"
     assert list(page.ticks) == ["ant"] and "1 of 3 runs" in page._head.value
+
+
+def test_the_columns_have_heads(page: RunsPage) -> None:
+    """Above the rows, beside the checkbox for all; on a phone, where they are hidden, each cell names itself."""
+    heads = next(box for box in page.view.children if getattr(box, "children", [None])[0] is page.all_tick).children[1]
+    names = re.findall(r"<span>(.*?)</span>", heads.value)
+    assert names == ["name", "task", "curve", "progress", "score", "state", "speed or age", "disk and copy"]
+    for name in names[3:]:
+        assert f"title='{name}'" in text(page, "arm")
+
+
+def test_fifty_runs_are_shown_and_only_a_row_that_changes_is_sent_again(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path, f"run_{i:02}", rows=2) for i in range(51)]
+    page, sent = RunsPage(str(tmp_path)).show(), list[str]()
+    page.order.value = "name"
+    assert len(texts(page)) == 50 and "51 runs" in page._head.value and "the first 50 are shown" in page._head.value
+    for name, widget in page._texts.items():
+        widget.observe(lambda _, name=name: sent.append(name), names="value")
+    page.refresh()
+    assert not sent
+    set_status(runs[7].path, state="failed", message="no")
+    page.refresh(keep_order=True)
+    assert sent == ["run_07"] and "no" in text(page, "run_07")
+    page.filter.value = "run_5"
+    assert list(page.ticks) == ["run_50"] and "1 of 51 runs" in page._head.value
 
 
 def test_a_ticked_run_is_renamed(page: RunsPage, tmp_path: Path) -> None:

@@ -1,0 +1,28 @@
+"""Check a task or env of your own, and film it, before you train on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from kit.envs import check
+
+
+def check_task(
+    env: str,
+    env_options: Mapping[str, Any] | None = None,
+    steps: int = 500,
+    say: check.Say = check.passed,
+    video: str | Path | None = None,
+) -> None:
+    """Check the task or Gymnasium env `env` with random actions; `say` gets one line per check that it passes.
+
+    See `kit.envs.check.check_task` for the checks. `video`: record a film (mp4) of random actions there; needs the
+    extra `video`. Raises `UserError` at the first failed check.
+    """
+    check.check_task(env, env_options, steps, say)
+    if video is not None:
+        from kit.runs.video import record_random
+
+        say(f"a film of random actions: {record_random(env, env_options or {}, Path(video))}")

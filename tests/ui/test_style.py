@@ -1,0 +1,24 @@
+"""Tests of a run's card and of tables in a browser: long names on a phone, and what a screen reader is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from kit.ui import style
+from tests.ui.fabricate import make_run
+
+
+def test_a_long_name_and_a_table_fit_a_phone(tmp_path: Path, page: Any) -> None:
+    run = make_run(tmp_path, "a" * 99)
+    frame = pd.DataFrame({"final score": ["97 % (93 % to 99 %)"] * 2, "worst seed": ["93 %"] * 2}, index=["PPO", "SAC"])
+    frame["time to 90 %"], frame["reached 90 %"] = "600k steps, 12 min 30 s", "3 of 3"
+    frame["steps/s"], frame["time"] = "4,000", "12 min 30 s"
+    page.set_viewport_size({"width": 420, "height": 800})
+    page.set_content(f"<style>{style.CSS}</style>{style.wrap(style.head(run.name, run.status()), style.table(frame))}")
+    for part in (".kit-card", "div:has(> .kit-table)"):
+        assert page.eval_on_selector(part, "box => box.scrollWidth <= box.clientWidth"), part
+    bar = page.get_by_role("progressbar")
+    assert bar.get_attribute("aria-valuenow") == "60" and bar.get_attribute("aria-label") == "steps done, %"
