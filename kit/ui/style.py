@@ -22,6 +22,7 @@ COLOURS |= {"finished": GREEN, "failed": RED}
 CSS = """
 .kit{font:14px/1.45 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif;max-width:920px;color:inherit}
 .kit-card{border:1px solid rgba(128,128,128,.28);border-radius:10px;padding:12px 16px;margin:2px 0}
+.kit-curves{max-width:600px}
 .kit-top{display:flex;align-items:baseline;gap:10px;flex-wrap:wrap}
 .kit-state{font-weight:650;font-size:15px;display:inline-flex;align-items:center;gap:7px}
 .kit-dot{width:9px;height:9px;border-radius:50%;display:inline-block}
