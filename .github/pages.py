@@ -4,7 +4,8 @@
     python .github/pages.py OUT 01_train -p total_steps 8192   # some, with papermill's parameters where they have them
 
 OUT/index.html lists the pages with a picture from each, and says commit, date and machine; pages that an earlier call
-made in OUT stay listed. The sources stay as they are. The exit code is 1 if a notebook failed; its page shows where.
+made in OUT stay listed. OUT/tasks.webp is the README's picture, made of the runs of 01, 04 and 06. The sources stay as
+they are. The exit code is 1 if a notebook failed; its page shows where.
 """
 
 from __future__ import annotations
@@ -22,13 +23,17 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import imageio_ffmpeg
+import numpy as np
 import papermill
 import yaml
 from nbconvert import HTMLExporter
 from nbconvert.filters import markdown2html
+from PIL import Image
 
 import kit
 from kit.machine import describe
+from kit.runs.video import record
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -37,6 +42,7 @@ PACKAGES = ("kit", "kit.ui", "kit.config", "kit.envs", "kit.envs.task", "kit.tra
 STYLE = """<meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <style>body{font:16px/1.5 system-ui,sans-serif;max-width:860px;margin:40px auto;padding:0 16px}
 li{display:flex;gap:16px;margin:18px 0;align-items:center}img{width:220px;border-radius:6px}small{opacity:.7}</style>"""
+TILE, PICTURE_S, PICTURE_FPS = 216, 8, 10  # pixels, seconds, frames per second of the README's picture
 FOLDED = """{% extends "lab/index.html.j2" %}{% block input %}
 {%- if cell.metadata.get("jupyter", {}).get("source_hidden") %}<details><summary>Code</summary>{{ super() }}</details>
 {%- else %}{{ super() }}{% endif %}{% endblock %}"""
@@ -106,6 +112,21 @@ def first_picture(notebook: Path) -> bytes | None:
     return None
 
 
+def moving_picture(work: Path, path: Path) -> None:
+    """Write the README's picture, an animated WebP, if `work` has the runs: Reach before and after, a dog, plates."""
+    first = {run.config.env: run for run in kit.runs(work / "runs")}  # the latest is listed first
+    shown = [("Reach", 0), ("Reach", "best"), ("Go1Joystick", "best"), ("DishwashingVideo", "best")]
+    if not {env for env, _ in shown} <= first.keys():
+        return
+    tiles = []
+    for env, step in shown:
+        frames = imageio_ffmpeg.read_frames(record(first[env], step, size=TILE, path=work / f"{env}-{step}.mp4"))
+        fps, video = next(frames)["fps"], [np.frombuffer(frame, np.uint8).reshape(TILE, TILE, 3) for frame in frames]
+        tiles.append(np.stack([video[int(i * fps / PICTURE_FPS) % len(video)] for i in range(PICTURE_S * PICTURE_FPS)]))
+    images = [Image.fromarray(frame) for frame in np.concatenate(tiles, axis=2)]
+    images[0].save(path, save_all=True, append_images=images[1:], duration=1000 // PICTURE_FPS, loop=0, quality=40)
+
+
 def index(out: Path, lessons: list[Lesson]) -> str:
     """Return the front page: a line per lesson, and what they were made with."""
     lines = []
@@ -150,6 +171,7 @@ def main() -> int:
         lesson = lessons[source.stem] = execute(source, out, given)
         known.write_text(json.dumps([lessons[name] for name in sorted(lessons)]))
         print(f"{lesson.name}: {lesson.error or 'done'}, {lesson.minutes:.1f} minutes", flush=True)
+    moving_picture(out / "work", out / "tasks.webp")
     (out / "TERMS.html").write_text(terms())
     (out / "index.html").write_text(index(out, [lessons[name] for name in sorted(lessons)]))
     reference(out / "reference")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kit.runs.api import resume
-from kit.runs.finding import RunList, list_runs, local_runs
+from kit.runs.finding import RunList, list_runs
 from kit.runs.run import Run
 from kit.runs.status import EMPTY
 from kit.scale.background import JobRow
@@ -82,9 +82,15 @@ class ResumePanel(Panel):
         self.do(list_store, f"Listing the runs in {store}…")
 
     def _beat(self) -> None:
-        """Redraw the list if another program has started or ended a run."""
-        if [(run.name, run.status()["state"]) for run in local_runs(self.runs_dir)[:SHOWN]] != self._listed:
+        """Redraw the texts of the runs; if another program has started or ended one, the whole list."""
+        local = list_lines(self.runs_dir)
+        if [(line.name, line.now["state"]) for line in local] != self._listed:
             self._changed()
+            return
+        for line in local:
+            text, _ = self._lines[line.name]
+            text.value = style.wrap(row(line))
+            self._lines[line.name] = text, line
 
     def _changed(self) -> None:
         """Redraw the list of runs; stop showing a run whose folder was deleted."""

@@ -114,6 +114,7 @@ class RunsPage:
         self.source = source
         self.ticks: dict[str, Any] = {}
         """Run name -> its checkbox, for the rows that are shown."""
+        self._chosen: list[str] = []  # names of the ticked runs
         self._texts: dict[str, Any] = {}
         """Run name -> the widget with its row."""
         self._lines: list[Line] = []
@@ -278,6 +279,8 @@ class RunsPage:
             names = [line.name for line in shown]
             if names != list(self.ticks):
                 self._place(names)
+                if [line.name for line in self._ticked_lines()] != self._chosen:  # a ticked row is gone
+                    self._choose()
             for line in shown:
                 self._texts[line.name].value = style.wrap(row(line))
                 self.ticks[line.name].disabled = line.run is None
@@ -309,6 +312,7 @@ class RunsPage:
         """Called when a tick changes: show name and note of a single ticked run."""
         self._say("")
         chosen = self._ticked_lines()
+        self._chosen = [line.name for line in chosen]
         self.new_name.disabled = len(chosen) != 1 or not isinstance(self._jobs, FolderJobs)
         self.new_name.value = chosen[0].name if len(chosen) == 1 else ""
         self.note.disabled = len(chosen) != 1

@@ -34,8 +34,9 @@ CSS = """
 .kit-tile b{display:block;font-size:20px;line-height:1.25;font-weight:600;font-variant-numeric:tabular-nums}
 .kit-tile span{font-size:12px;opacity:.68}
 .kit-note{font-size:12.5px;opacity:.8;margin-top:8px}
-.kit-bad{color:#d73027;opacity:1;font-weight:550}
-.kit-good{color:#1a9850;opacity:1}
+.kit-note:has(.kit-good,.kit-bad),.kit-bad,.kit-good{opacity:1}
+.kit-bad{color:#d73027;color:color-mix(in srgb,#d73027 80%,currentColor);font-weight:550}
+.kit-good{color:#1a9850;color:color-mix(in srgb,#1a9850 70%,currentColor)}
 .kit-flex{display:flex;gap:14px;margin-top:8px;flex-wrap:wrap;align-items:flex-start}
 .kit-facts{display:grid;grid-template-columns:auto 1fr;gap:7px 16px;font-size:13px;flex:1 1 320px}
 .kit figure{margin:0}
@@ -246,7 +247,7 @@ def notes(now: dict[str, Any]) -> str:
             "checkpoints are written between iterations; the steps of an unfinished iteration are repeated."
         )
     if store:
-        lines.append(_store_line(store))
+        lines.append(_store_line(store, ended))
     if ended and now.get("started") and now.get("updated"):
         lines.append(f"The last session took {duration(now['updated'] - now['started'])}.")
     if now["message"] and now["state"] != "finished":
@@ -260,11 +261,12 @@ def _gpu_summary(now: dict[str, Any]) -> Summary | None:
     return total([Summary(**load) for load in (now["gpu"] or {}).values()])
 
 
-def _store_line(store: dict[str, Any]) -> str:
-    """Return a sentence as HTML: which step is in the store, and why newer steps are not."""
+def _store_line(store: dict[str, Any], ended: bool) -> str:
+    """Return a sentence as HTML: which step is in the store, and why newer steps are not. `ended`: as in `notes`."""
     where = html.escape(str(store.get("url", "the store")))
     step, moment, state = (store.get(name) for name in ("step", "time", "state"))
-    arrived = f"Verified in {where}: step {step:,}, {ago(moment)}." if step is not None and moment else ""
+    age = f", {ago(moment)}" if moment and not ended else ""
+    arrived = f"Verified in {where}: step {step:,}{age}." if step is not None else ""
     if state == "failing":
         reason = html.escape(str(store.get("error") or "no reason given"))
         failure = f"Not copied to {where}: {reason}. Training goes on; the copy is retried."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import time
 from dataclasses import asdict
@@ -120,6 +121,13 @@ def test_the_session_clock_and_an_idle_gpu(tmp_path: Path) -> None:
 def test_the_store_line(tmp_path: Path, change: dict[str, Any], said: str) -> None:
     run = make_run(tmp_path, store={**STORE, **change})
     assert said in style.head(run.name, run.status())
+
+
+def test_the_ages_of_copies_are_left_out_when_nothing_redraws_them(tmp_path: Path) -> None:
+    run = make_run(tmp_path, store=STORE)
+    with at_work(run):
+        assert re.search(r"step 500, (.+ ago|just now)\.", style.head(run.name, run.status()))
+    assert "Verified in hf://me/runs: step 500.<" in style.head(run.name, run.status())
 
 
 def test_a_failure_is_red_and_escaped(tmp_path: Path) -> None:

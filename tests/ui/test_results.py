@@ -294,6 +294,17 @@ def test_runs_in_a_store_are_listed_too(tmp_path: Path, store: None, monkeypatch
     assert asked == [("hf://me/runs/far", options)]
 
 
+def test_the_list_follows_a_run_that_trains_elsewhere(tmp_path: Path) -> None:
+    run = make_run(tmp_path, rows=1)
+    with at_work(run):
+        panel = ResumePanel(runs_dir=str(tmp_path)).show()
+        (row,) = [each for each in panel.table.children if hasattr(each, "children") and each.children]
+        assert "10 % of 1,000" in row.children[1].value
+        set_status(run.path, step=400)
+        panel._beat()
+        assert "40 % of 1,000" in row.children[1].value
+
+
 def test_a_store_can_be_named_in_the_panel(tmp_path: Path, store: None) -> None:
     panel = ResumePanel(runs_dir=str(tmp_path)).show()
     entry, look = panel.view.children[0].children

@@ -98,6 +98,17 @@ def test_fifty_runs_are_shown_and_only_a_row_that_changes_is_sent_again(tmp_path
     assert list(page.ticks) == ["run_50"] and "1 of 51 runs" in page._head.value
 
 
+def test_a_ticked_row_that_is_filtered_away_takes_its_name_and_note_along(page: RunsPage, tmp_path: Path) -> None:
+    page.ticks["arm"].value = True
+    page.note.value = "the good one"
+    page.filter.value = "ant"
+    assert page.note.disabled and page.new_name.disabled
+    assert page.note.value == page.new_name.value == ""
+    page.filter.value = ""
+    page.ticks["arm"].value = True
+    assert page.note.value == "the good one"
+
+
 def test_a_ticked_run_is_renamed(page: RunsPage, tmp_path: Path) -> None:
     assert page.new_name.disabled
     page.ticks["arm_two"].value = True
