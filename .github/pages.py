@@ -43,8 +43,9 @@ STYLE = """<meta charset="utf-8"><meta name="viewport" content="width=device-wid
 <style>body{font:16px/1.5 system-ui,sans-serif;max-width:860px;margin:40px auto;padding:0 16px}
 li{display:flex;gap:16px;margin:18px 0;align-items:center}img{width:220px;border-radius:6px}small{opacity:.7}</style>"""
 TILE, PICTURE_S, PICTURE_FPS = 216, 8, 10  # pixels, seconds, frames per second of the README's picture
-FOLDED = """{% extends "lab/index.html.j2" %}{% block input %}
-{%- if cell.metadata.get("jupyter", {}).get("source_hidden") %}<details><summary>Code</summary>{{ super() }}</details>
+FOLDED = r"""{% extends "lab/index.html.j2" %}{% block input %}
+{%- if cell.metadata.get("jupyter", {}).get("source_hidden") %}<details style="font:13px system-ui,sans-serif">
+<summary>{{ cell.source.split("\n")[0] | replace("# @title ", "") }}</summary>{{ super() }}</details>
 {%- else %}{{ super() }}{% endif %}{% endblock %}"""
 """nbconvert's template, with the cells folded that are folded in the notebook."""
 
