@@ -205,8 +205,8 @@ def _choose(store: Store, run_name: str | None, files: dict[str, int]) -> tuple[
     runs = list_runs(store)
     if not runs:
         raise Unusable(store.url, "holds no runs; give the URL that the run was trained with.")
-    done = min(runs, key=lambda run: run["state"] == "finished" or run["phase"] == "pruned")  # then the newest
-    name = str(done["name"])
+    chosen = min(runs, key=lambda run: run["state"] == "finished" or run["phase"] == "pruned")  # then the newest
+    name = str(chosen["name"])
     return f"{name}/", name
 
 
