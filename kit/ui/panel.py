@@ -187,6 +187,11 @@ class TrainPanel(Panel):
         watched = f" {self.run.name}, which this panel shows, was started elsewhere." if self.run is not None else ""
         raise UserError(f"runs_dir={c.runs_dir!r} holds no run of {what}; press Train and wait for it.{watched}")
 
+    def settings(self) -> RunConfig:
+        """Return the settings in the form, once the last edits have arrived. Raises `UserError` for a wrong value."""
+        time.sleep(LATE_EDITS_S)
+        return self.form.read()
+
     def _start_run(self) -> Run:
         # `kit.scale.execute` sets KIT_GO_ON, so that a notebook that it executes again resumes its run
         if os.environ.get("KIT_GO_ON") and (run := resume_existing(self.config)):
@@ -348,7 +353,8 @@ class TrainPanel(Panel):
             self._edited(estimate=not can_resume)
 
     def _update_title(self) -> None:
-        c = self.config
+        """Name the settings of the run at work, which the form may have left behind, or else those of the form."""
+        c = self.run.requested if self.run is not None and self.is_working else self.config
         changed = "".join(f", {name}={value}" for name, value in {**c.env_options, **c.overrides}.items())
         changed = changed if len(changed) <= TITLE_CHARACTERS else f"{changed[:TITLE_CHARACTERS]}…"
         self.choices.set_title(f"{c.env} with {c.algo}, {c.total_steps:,} steps, seed {c.seed}{changed}")
@@ -362,8 +368,7 @@ class TrainPanel(Panel):
 
     def _start(self) -> None:
         try:
-            time.sleep(LATE_EDITS_S)
-            run = launch(self.form.read())
+            run = launch(self.settings())
             with contextlib.suppress(OSError):  # it trains; only a panel after a restart does not know it
                 write_atomic(run.path / MARK, self._cell)
         except UserError as error:

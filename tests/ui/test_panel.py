@@ -417,6 +417,17 @@ def test_another_tasks_run_can_be_watched_and_left(tmp_path: Path) -> None:
     panel.estimator.cancel()
 
 
+def test_the_title_names_the_settings_of_the_run_at_work(panel: TrainPanel, tmp_path: Path) -> None:
+    run = make_run(tmp_path, "longer", config={"total_steps": 32_000, "overrides": {"gamma": 0.9}})
+    with at_work(run):
+        panel.attach(run)
+        wait_for(lambda: "32,000 steps, seed 0, gamma=0.9" in panel.choices.button.description)
+        panel.form.entries["seed"].value = "7"
+        assert "32,000 steps, seed 0, gamma=0.9" in panel.choices.button.description
+    watch_to_the_end(panel)
+    assert "100,000 steps, seed 7" in panel.choices.button.description
+
+
 def test_a_panel_shows_the_run_of_its_notebook_with_the_requested_auto_values(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
