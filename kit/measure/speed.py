@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import math
 import subprocess
 import sys
 import time
@@ -77,9 +78,11 @@ class Speed:
 
     def seconds(self, config: RunConfig) -> float:
         """Return the estimated duration of the run `config`, s, including startup and evaluations."""
-        every = config.eval_every
-        final_test = 1  # of the best policy, in as many episodes
-        evaluations = (11 if every == "auto" else 1 + config.total_steps // int(every)) + final_test if every else 0
+        every, n_steps = config.eval_every, int(config.overrides.get("n_steps", 1))
+        iterations = math.ceil(config.total_steps / (n_steps * self.n_envs))
+        intervals = 10 if every == "auto" else config.total_steps // int(every) if every else 0
+        # of the initial policy, at most one after each iteration, and the final test, in as many episodes
+        evaluations = 1 + min(intervals, iterations) + 1 if every else 0
         return STARTUP_S + config.total_steps / self.steps_per_s + evaluations * self.evaluation_s
 
     @property
@@ -118,6 +121,11 @@ def probe(config: RunConfig, *, seconds: float = 8.0, show: bool = True) -> Spee
 def cached(config: RunConfig) -> Speed | None:
     """Return the cached speed of this resolved config; None if it was not measured."""
     return _cache.get(_key(config))
+
+
+def forget(config: RunConfig) -> None:
+    """Remove the cached speed of this resolved config, so that it is measured again."""
+    _cache.pop(_key(config), None)
 
 
 def _key(config: RunConfig) -> str:

@@ -45,7 +45,8 @@ def readable(store: Store) -> Iterator[None]:
 def list_runs(store: Store, clock: Callable[[], float] = time.time) -> list[dict[str, Any]]:
     """List the runs in a store, the latest first: name, state, phase, step, total_steps, success_rate, updated.
 
-    A run in a working state whose lease has expired is reported as interrupted. Raises `UserError`.
+    A run in a working state whose lease has expired is reported as interrupted. The step of a run that is not at work
+    is that of its newest checkpoint, from which a resume goes on. Raises `UserError`.
     """
     with readable(store):
         files, now = store.list(), clock()
@@ -240,11 +241,13 @@ def _describe(store: Store, name: str, files: dict[str, int], now: float) -> dic
     if state in AT_WORK:
         expires = _number(_values(store, f"{prefix}{lease.FILE}", files).get("expires"))
         state = state if (expires or 0.0) > now else "interrupted"
+    trained = max(_number(status.get("step")) or 0, _number(latest.get("step")) or 0)
+    saved = folders_in(path.removeprefix(prefix) for path in files if path.startswith(prefix)).values()
     return {
         "name": name or _own_name(store),
         "state": state,
         "phase": phase if isinstance(phase := status.get("phase"), str) else "",
-        "step": int(max(_number(status.get("step")) or 0, _number(latest.get("step")) or 0)),
+        "step": int(trained if state in AT_WORK else max(saved, default=trained)),
         "total_steps": int(_number(status.get("total_steps")) or 0),
         "success_rate": _number(status.get("success_rate")),
         "updated": max(_number(status.get("updated")) or 0.0, _number(latest.get("time")) or 0.0) or None,

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from kit.errors import need
-from kit.runs.api import branch, resume
+from kit.runs.api import branch, launch, resume
 from kit.runs.export import export
 from kit.runs.finding import local_runs
 from kit.runs.publish import push
@@ -18,6 +18,7 @@ from kit.runs.run import Run
 from kit.ui import diagnosis, heartbeat, style
 from kit.ui.comparing import compare
 from kit.ui.dashboard import Dashboard
+from kit.ui.panel import TrainPanel
 
 GOOD_RATE = 0.8
 """A run with at least this success rate gets no advice."""
@@ -47,9 +48,11 @@ class NextSteps:
             self._dashboard._build(w)
         self.run: Run | None = None
         self._viewer: Any = None
+        whose = "the form's settings" if isinstance(self._dashboard, TrainPanel) else "this run's settings"
+        fork = f"Start a new run from the best policy of this run, with {whose}"
         self.buttons = {
-            "Train longer": ("forward", "Resume with twice as many steps", self._longer),
-            "Branch from the best": ("code-fork", "Start a new run from the best policy of this run", self._branch),
+            "Train longer": ("forward", "Resume with this run's settings and twice as many steps", self._longer),
+            "Branch from the best": ("code-fork", fork, self._branch),
             "Compare": ("line-chart", "Compare with the other runs of this task", self._compare),
             "View in 3-D": ("cube", "Play the policy live in its scene", self._view),
             "Export": ("download", "Write the policy as an ONNX file, for use without kit", self._export),
@@ -112,7 +115,9 @@ class NextSteps:
         return f"{run.name} trains on, to {total_steps:,} steps: see {where}."
 
     def _branch(self, run: Run) -> str:
-        where = self._watch(new := branch(run))
+        panel = self._dashboard
+        new = launch(panel.settings(), start_from=run.path) if isinstance(panel, TrainPanel) else branch(run)
+        where = self._watch(new)
         later = " When it ends, its report appears here." if self._is_above else ""
         return f"{new.name} starts from the best policy of {run.name}: see {where}.{later}"
 

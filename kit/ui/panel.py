@@ -187,6 +187,11 @@ class TrainPanel(Panel):
         watched = f" {self.run.name}, which this panel shows, was started elsewhere." if self.run is not None else ""
         raise UserError(f"runs_dir={c.runs_dir!r} holds no run of {what}; press Train and wait for it.{watched}")
 
+    def settings(self) -> RunConfig:
+        """Return the settings in the form, once the last edits have arrived. Raises `UserError` for a wrong value."""
+        time.sleep(LATE_EDITS_S)
+        return self.form.read()
+
     def _start_run(self) -> Run:
         # `kit.scale.execute` sets KIT_GO_ON, so that a notebook that it executes again resumes its run
         if os.environ.get("KIT_GO_ON") and (run := resume_existing(self.config)):
@@ -219,13 +224,18 @@ class TrainPanel(Panel):
         self.view.children = (self.task.view, self.choices.view, self.code.view, self.label, *self.view.children)
         self.view.add_class("kit-train-panel")
 
+    def attach(self, run: Run) -> None:
+        """Start to watch `run`; stop measuring the speed, which would come out too low beside it."""
+        self.estimator.cancel()
+        self.label.value = ""
+        super().attach(run)
+
     def _shown(self) -> None:
         for run in working_runs(self.config.runs_dir):
             named = run.name == self.config.run_name and run.config.env == self.config.env
             if named or (self.config.run_name is None and self._is_own(run)):
                 self.form.fill(run.requested)
                 self.attach(run)
-                self.estimator.cancel()  # filling the form has asked for an estimate
                 self._show_label(f"{run.name} is already training: this panel shows and controls it.", True)
                 self.do(partial(self.form.hyper.show, run.requested, run.config))
                 return
@@ -245,7 +255,6 @@ class TrainPanel(Panel):
         if self.watch_button.description == LEAVE:
             self.leave()
         elif (run := self._offered) is not None and run.is_working():
-            self.estimator.cancel()
             self._watched = None if self._is_own(run) else run.path
             self.attach(run)
             where = "was started elsewhere" if self._watched else "is shown"
@@ -348,7 +357,8 @@ class TrainPanel(Panel):
             self._edited(estimate=not can_resume)
 
     def _update_title(self) -> None:
-        c = self.config
+        """Name the settings of the run at work, which the form may have left behind, or else those of the form."""
+        c = self.run.requested if self.run is not None and self.is_working else self.config
         changed = "".join(f", {name}={value}" for name, value in {**c.env_options, **c.overrides}.items())
         changed = changed if len(changed) <= TITLE_CHARACTERS else f"{changed[:TITLE_CHARACTERS]}…"
         self.choices.set_title(f"{c.env} with {c.algo}, {c.total_steps:,} steps, seed {c.seed}{changed}")
@@ -362,8 +372,7 @@ class TrainPanel(Panel):
 
     def _start(self) -> None:
         try:
-            time.sleep(LATE_EDITS_S)
-            run = launch(self.form.read())
+            run = launch(self.settings())
             with contextlib.suppress(OSError):  # it trains; only a panel after a restart does not know it
                 write_atomic(run.path / MARK, self._cell)
         except UserError as error:
@@ -390,6 +399,11 @@ def working_runs(runs_dir: str | Path) -> list[Run]:
             with contextlib.suppress(UserError):  # a run of a newer version of kit
                 runs.append(Run(path))
     return sorted(runs, key=lambda run: run.status()["started"] or float("inf"), reverse=True)
+
+
+def name_or_count(runs: Sequence[Run], one: str, more: str) -> str:
+    """Return "NAME `one`", or "3 other runs `more`"."""
+    return f"{runs[0].name} {one}" if len(runs) == 1 else f"{len(runs)} other runs {more}"
 
 
 class Estimator:
@@ -425,6 +439,9 @@ class Estimator:
     def _estimate(self, request: object, config: RunConfig, dollars_per_hour: float | None) -> None:
         risk = places.risk(config.runs_dir) if config.store is None else ""
 
+        def others() -> list[Run]:
+            return [run for run in working_runs(config.runs_dir) if run.status()["state"] != "paused"]
+
         def show(message: str, valid: bool) -> None:
             if request is self._request:
                 self._show_label(f"{message.rstrip('.')}.{risk}" if valid and risk else message, valid)
@@ -436,23 +453,26 @@ class Estimator:
             if speed.cached(resolved) is None:
                 show(MEASURING, True)
             with self._one_at_a_time:  # two probes would slow each other down
-                others = [run for run in working_runs(config.runs_dir) if run.status()["state"] != "paused"]
-                measured = speed.cached(resolved)
+                at_work, measured = others(), speed.cached(resolved)
                 if request is not self._request:
                     return
-                if measured is None and others:
-                    show(f"The speed is measured when {others[0].name} has ended; you can press Train already.", True)
-                    return
-                if measured is None:
+                if measured is None and not at_work:
                     self._process = process = speed.probe_apart(resolved)
                     if request is not self._request:  # cancelled before the process was stored
                         process.kill()
                     measured = speed.answer(process, resolved)
+                    if at_work := others():  # one has started meanwhile: the measured speed is too low
+                        speed.forget(resolved)
+                        measured = None
+                if measured is None:
+                    ended = name_or_count(at_work, "has ended", "have ended")
+                    show(f"The speed is measured when {ended}; you can press Train already.", True)
+                    return
             time_and_price = advice.estimate(resolved, measured, None, dollars_per_hour)
             envs = f"with {resolved.n_envs} env{'' if resolved.n_envs == 1 else 's'} on {resolved.device}"
             estimate = f"{time_and_price[0].upper()}{time_and_price[1:]}, {envs}; {advice.disk_use(resolved)}."
-            if others:
-                estimate += f" {others[0].name} is training too, so both are slower."
+            if at_work:
+                estimate += f" {name_or_count(at_work, 'is training too, so both', 'train, so all')} are slower."
             show(estimate, True)
         except Exception as error:
             show(str(error) or type(error).__name__, isinstance(error, speed.NotMeasured))

@@ -88,6 +88,13 @@ def test_the_estimate_counts_evaluations() -> None:
     assert KNOWN.seconds(config.replace(eval_every=50_000)) == 5 + 100 + (4 + 1) * 2
 
 
+def test_a_run_of_few_iterations_is_not_evaluated_more_often_than_they_end() -> None:
+    """3,000 steps of 8 envs, 256 steps of each per iteration: the first policy, two more, and the final test."""
+    config = RunConfig(total_steps=3000, eval_every=300, overrides={"n_steps": 256})
+    assert KNOWN.seconds(config) == 5 + 2 + (3 + 1) * 2
+    assert KNOWN.seconds(config.replace(eval_every=3000)) == 5 + 2 + (2 + 1) * 2
+
+
 def test_text_of_estimates_and_speeds() -> None:
     config = RunConfig(total_steps=90_000, eval_every=90_000)
     assert advice.estimate(config, KNOWN, machine()) == (

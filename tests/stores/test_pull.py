@@ -63,6 +63,15 @@ def test_runs_are_listed_newest_first(there: Store, tmp_path: Path) -> None:
     ]
 
 
+def test_a_stopped_run_is_listed_with_the_step_from_which_a_resume_goes_on(there: Store, tmp_path: Path) -> None:
+    """Stop in a long iteration discards its steps, which the status still counts."""
+    run = make_run(tmp_path, "cut", steps=(100, 700))
+    set_status(run, state="interrupted", step=765)
+    upload(run, there)
+    assert [(each["name"], each["step"]) for each in list_runs(there)] == [("cut", 700)]
+    assert committed(pull(there, "cut", tmp_path / "d") / "checkpoints")[-1].step == 700
+
+
 def test_a_run_is_listed_as_running_while_its_lease_lasts(there: Store, run: Path) -> None:
     Copier(run, there, "me").run_pass()
     assert [r["state"] for r in list_runs(there)] == ["running"]

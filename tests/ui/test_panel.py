@@ -417,6 +417,17 @@ def test_another_tasks_run_can_be_watched_and_left(tmp_path: Path) -> None:
     panel.estimator.cancel()
 
 
+def test_the_title_names_the_settings_of_the_run_at_work(panel: TrainPanel, tmp_path: Path) -> None:
+    run = make_run(tmp_path, "longer", config={"total_steps": 32_000, "overrides": {"gamma": 0.9}})
+    with at_work(run):
+        panel.attach(run)
+        wait_for(lambda: "32,000 steps, seed 0, gamma=0.9" in panel.choices.button.description)
+        panel.form.entries["seed"].value = "7"
+        assert "32,000 steps, seed 0, gamma=0.9" in panel.choices.button.description
+    watch_to_the_end(panel)
+    assert "100,000 steps, seed 7" in panel.choices.button.description
+
+
 def test_a_panel_shows_the_run_of_its_notebook_with_the_requested_auto_values(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -672,6 +683,77 @@ def test_the_speed_is_not_measured_beside_a_run_that_trains(
     panel._beat()
     wait_for(lambda: "About 2 min" in panel.label.value)
     assert probes == [1]
+
+
+class Probe:
+    """Replaces the process that measures the speed: it answers 390 steps/s when it is `done`, unless it was killed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.started, self.done, self.is_killed = 0, threading.Event(), False
+        monkeypatch.setattr(speed, "_cache", {})
+        monkeypatch.setattr(speed, "cached", lambda config: speed._cache.get(speed._key(config)))
+        monkeypatch.setattr(speed, "probe_apart", lambda config: self._start())
+        monkeypatch.setattr(speed, "answer", lambda process, config: self._answer(config))
+
+    def _start(self) -> Any:
+        self.started, self.is_killed = self.started + 1, False
+        return self
+
+    def kill(self) -> None:
+        self.is_killed = True
+        self.done.set()
+
+    def _answer(self, config: RunConfig) -> Speed:
+        self.done.wait(60)
+        if self.is_killed:
+            raise speed.NotMeasured("killed")
+        measured = speed._cache[speed._key(config)] = Speed("Reach", "PPO", 8, "cpu", 4000.0, 3000.0, 390.0)
+        return measured
+
+
+def test_the_speed_is_no_longer_measured_once_the_panel_shows_a_run(
+    panel: TrainPanel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as a branch, which a button below the report has started."""
+    wait_for(lambda: "About 2 min" in panel.label.value)
+    probe = Probe(monkeypatch)
+    panel.form.entries["seed"].value = "1"
+    wait_for(lambda: probe.started and "Measuring this machine" in panel.label.value)
+    run = make_run(tmp_path, "branch")
+    with at_work(run):
+        panel.attach(run)
+        assert probe.is_killed and "Measuring" not in panel.label.value
+    watch_to_the_end(panel)
+
+
+def test_a_speed_that_was_measured_while_a_run_has_started_is_dropped(
+    panel: TrainPanel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait_for(lambda: "About 2 min" in panel.label.value)
+    probe = Probe(monkeypatch)
+    panel.form.entries["seed"].value = "1"
+    wait_for(lambda: probe.started)
+    with at_work(make_run(tmp_path, "other", config={"env": "Ant-v5"})):
+        probe.done.set()
+        wait_for(lambda: "The speed is measured when other has ended" in panel.label.value)
+        assert not speed._cache
+        panel._beat()
+    panel._beat()
+    wait_for(lambda: "390 steps/s" in panel.label.value)
+    assert probe.started == 2
+
+
+def test_the_estimate_counts_the_other_runs(panel: TrainPanel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = (make_run(tmp_path, name, config={"env": "Ant-v5"}) for name in ("one", "two"))
+    with at_work(one):
+        panel._beat()
+        wait_for(lambda: "one is training too, so both are slower." in panel.label.value)
+        with at_work(two):
+            panel._beat()
+            wait_for(lambda: "2 other runs train, so all are slower." in panel.label.value)
+            monkeypatch.setattr(speed, "cached", lambda config: None)
+            panel.form.entries["seed"].value = "1"
+            wait_for(lambda: "measured when 2 other runs have ended; you can press Train" in panel.label.value)
 
 
 def test_two_panels_measure_one_after_the_other(

@@ -23,6 +23,7 @@ from kit.ui import gallery, heartbeat, plots, result, resume, rows, style, video
 from kit.ui import picker as picker_module
 from kit.ui.dashboard import Dashboard
 from kit.ui.next_steps import NextSteps
+from kit.ui.panel import TrainPanel
 from kit.ui.picker import RunPicker
 from kit.ui.resume import ResumePanel
 from tests.runs.crash import SMALL
@@ -391,6 +392,26 @@ def test_each_button_does_what_it_says(trained: Run, tmp_path: Path, monkeypatch
     assert "arm trains on, to 128 steps: see below" in press(steps, "Train longer")
     watch_to_the_end(watched)
     assert trained.status()["step"] == 128 and "finished" in text_of(watched, "kit-head")
+
+
+def test_a_branch_has_the_settings_of_the_form_above_the_report(
+    trained: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kit.ui.dashboard.videos.missing_video", lambda run: None)
+    panel = TrainPanel(trained.requested.replace(run_name=None)).show()
+    steps = NextSteps(panel)
+    steps.choose(trained)
+    assert any("with the form's settings" in button.tooltip for button in steps.view.children[0].children[:5])
+    panel.form.entries["overrides"].value = json.dumps({**SMALL["PPO"], "learning_rate": 1e-5})
+    panel.form.entries["total_steps"].value = "1"
+    assert "total_steps" not in press(steps, "Branch")
+    watch_to_the_end(panel)
+    new = next(run for run in local_runs(tmp_path) if run.name != "arm")
+    assert new.parent is not None and new.parent[0] == "arm"
+    assert (new.config.overrides["learning_rate"], new.config.total_steps) == (1e-5, 1)
+    panel.form.entries["total_steps"].value = "many"
+    assert "total_steps=&#x27;many&#x27; is a text" in press(steps, "Branch")
+    panel.estimator.cancel()
 
 
 def test_a_finished_run_can_be_resumed_only_for_more_steps(tmp_path: Path) -> None:
