@@ -15,7 +15,7 @@ from gymnasium import spaces
 from kit.envs.contract import BatchEnv
 from kit.envs.obs import Obs, leaves
 from kit.envs.outputs import fail, require, require_finite
-from kit.envs.registry import find, make_vec, without_opponents
+from kit.envs.registry import check_source, find, make_vec, without_opponents
 from kit.envs.task import Task
 from kit.errors import UserError, check_whole
 
@@ -42,6 +42,7 @@ def check_task(env: str, env_options: Mapping[str, Any] | None = None, steps: in
     check_whole("steps", steps, 1)
     if not isinstance(env, str):
         raise UserError(f"env={env!r} must be a name; put the class into a module and name it, as in 'module:Class'.")
+    check_source(env)
     if not (isinstance(entry := find(env), type) and issubclass(entry, Task)):
         _check_gymnasium(env, entry, env_options or {}, steps, say)
         return
