@@ -63,6 +63,7 @@ CSS = """
 .kit-table{border-collapse:collapse;font-size:13px;font-variant-numeric:tabular-nums;margin:6px 0 14px}
 .kit-table th,.kit-table td{padding:4px 12px 4px 0;text-align:left!important;white-space:nowrap;
   border-bottom:1px solid rgba(128,128,128,.22)}
+.kit .kit-table tbody th{white-space:normal}
 .kit pre.kit-code{margin:0 0 8px;padding:8px 10px!important;border-radius:6px;background:rgba(128,128,128,.12);
   overflow-x:auto;font:12.5px/1.5 ui-monospace,Menlo,monospace;white-space:pre-wrap;user-select:all}
 .kit-dim{opacity:.65}

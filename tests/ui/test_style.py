@@ -22,3 +22,13 @@ def test_a_long_name_and_a_table_fit_a_phone(tmp_path: Path, page: Any) -> None:
         assert page.eval_on_selector(part, "box => box.scrollWidth <= box.clientWidth"), part
     bar = page.get_by_role("progressbar")
     assert bar.get_attribute("aria-valuenow") == "60" and bar.get_attribute("aria-label") == "steps done, %"
+
+
+def test_long_row_names_of_a_table_wrap_so_that_its_last_columns_are_seen(page: Any) -> None:
+    names = [f"PPO (total_steps 12000, learning_rate {rate}, gamma 0.97)" for rate in (0.001, 0.002)]
+    frame = pd.DataFrame({"seeds": "1", "final score": "100 %", "worst seed": "100 %"}, index=names)
+    frame["time to 90 %"], frame["reached 90 %"] = "6.14k steps, 13 s", "1 of 1"
+    frame["steps/s"], frame["time"] = "747", "2 min 30 s"
+    page.set_content(f"<style>{style.CSS}</style>{style.wrap(style.table(frame))}")
+    assert page.eval_on_selector("div:has(> .kit-table)", "box => box.scrollWidth <= box.clientWidth")
+    assert page.locator("td").first.bounding_box()["height"] < 60, "of two lines"
