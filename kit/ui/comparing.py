@@ -306,7 +306,7 @@ def compare(runs: Iterable[Run], threshold: float | None = None, usd_per_hour: f
         pngs.append(figure(groups)._repr_png_())
         cells = cells_of(rows, percent, bool(usd_per_hour))
         texts += [sentence, cells.to_string()]
-        parts += [style.heading(sentence), style.wide(style.image(pngs[-1], "learning curves")), style.table(cells)]
+        parts += [style.heading(sentence), style.figure(pngs[-1], "learning curves"), style.table(cells)]
         notes = [f"{group.label}: {', '.join(seed.name for seed in group.seeds)}." for group in groups]
         notes = [scored_by(groups), *(notes if len(listed) <= NAMED else [])]
         if threshold is None:

@@ -38,7 +38,7 @@ def sweep(search: Sweep | str | Path) -> style.Page:
     parts = [style.heading(title)]
     image = side_by_side(_figures(search)) if len(done) > 1 else None
     if image:
-        parts.append(style.image(image, title))
+        parts.append(style.figure(image, title))
     parts.append(style.table(table, index=False, na_rep="", float_format="{:.4g}".format))
     if search.best is not None:
         best = dump_yaml(search.best.non_defaults()).strip()

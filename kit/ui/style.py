@@ -19,6 +19,9 @@ BLUE, ORANGE, GREEN, RED, GREY = "#2a78d6", "#eb6834", "#1a9850", "#d73027", "#8
 COLOURS = {"starting": BLUE, "running": BLUE, "paused": ORANGE, "stopping": ORANGE, "interrupted": ORANGE}
 COLOURS |= {"finished": GREEN, "failed": RED}
 
+READABLE = 0.7
+"""Smallest scale of a figure at which its text can be read."""
+
 CSS = """
 .kit{font:14px/1.45 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif;max-width:920px;color:inherit}
 .kit-card{border:1px solid rgba(128,128,128,.28);border-radius:10px;padding:12px 16px;margin:2px 0}
@@ -146,6 +149,12 @@ def image(png: bytes, text: str, attributes: str = "") -> str:
     """Return an HTML image that contains the PNG; `text` is shown if the image cannot be shown."""
     url = f"data:image/png;base64,{base64.b64encode(png).decode()}"
     return f"<img alt='{html.escape(text)}' {attributes} src='{url}'>"
+
+
+def figure(png: bytes, text: str) -> str:
+    """Return a figure as an HTML image that scrolls where the page is too narrow for its text to be read."""
+    width = int.from_bytes(png[16:20], "big")  # in a PNG's header
+    return wide(image(png, text, f"style='min-width:{READABLE * width:.0f}px'"))
 
 
 def table(frame: pd.DataFrame, **options: Any) -> str:
