@@ -5,7 +5,7 @@ A failed check raises a `UserError` that says what is wrong and how to correct i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import gymnasium
@@ -15,7 +15,7 @@ from gymnasium import spaces
 from kit.envs.contract import BatchEnv
 from kit.envs.obs import Obs, leaves
 from kit.envs.outputs import fail, require, require_finite
-from kit.envs.registry import find, make_vec, without_opponents
+from kit.envs.registry import check_source, find, make_vec, without_opponents
 from kit.envs.task import Task
 from kit.errors import UserError, check_whole
 
@@ -42,6 +42,7 @@ def check_task(env: str, env_options: Mapping[str, Any] | None = None, steps: in
     check_whole("steps", steps, 1)
     if not isinstance(env, str):
         raise UserError(f"env={env!r} must be a name; put the class into a module and name it, as in 'module:Class'.")
+    check_source(env)
     if not (isinstance(entry := find(env), type) and issubclass(entry, Task)):
         _check_gymnasium(env, entry, env_options or {}, steps, say)
         return
@@ -50,8 +51,10 @@ def check_task(env: str, env_options: Mapping[str, Any] | None = None, steps: in
     try:
         say(f"observation: {made.observation_space}")
         say(f"action: {task.action_space}")
-        made.step(_actions(made))  # checks the first step
+        made.step(actions := _actions(made))  # checks the first step
         say("shapes, dtypes and finite values of observation, reward, terminated, success, failed and info")
+        for hint in _hints(task, actions):
+            say(f"a hint: {hint}")
         _check_masks(made, task)
         say("reset changes the envs of its mask only, and draws as many random numbers for any mask")
         _check_seeds(made)
@@ -74,6 +77,15 @@ def check_one_step(env: str, env_options: Mapping[str, Any] | None = None) -> No
         made.step(_actions(made))  # an env checks its first reset and its first step
     finally:
         made.close()
+
+
+def _hints(task: Task, actions: torch.Tensor) -> Iterator[str]:
+    """Yield a sentence for each dtype that works, but may not be what the author meant."""
+    for name, value in leaves("observe()", task.observe()):
+        if value.is_floating_point() and value.dtype not in (torch.float32, task.dtype):
+            yield f"{name} returns {value.dtype}; the policy gets it as torch.float32"
+    if not (dtype := task.reward(actions).dtype).is_floating_point:
+        yield f"reward() returns {dtype}, whole numbers; if fractions were cut off, compute it with floats"
 
 
 def _check_masks(env: BatchEnv, task: Task) -> None:

@@ -254,9 +254,11 @@ def _robot_task(env: str, version: object) -> type[Task]:
 def child_environ(config: RunConfig) -> dict[str, str]:
     """Return environment variables that let a child process make the env of `config`.
 
-    Raises `UserError` for an env defined in the notebook itself, and for a module that is not trusted.
+    Raises `UserError` for an env defined in the notebook itself, for a module that is not trusted, and for a module
+    whose file has a syntax error.
     """
     trust.permit(config)
+    check_source(config.env)
     env, entry = config.env, find(config.env)
     variables = {"PYTHONPATH": os.pathsep.join(dict.fromkeys(str(Path(p or ".").resolve()) for p in sys.path))}
     variables |= trust.trusted_environment()
@@ -286,6 +288,9 @@ def _construct(name: str, task: Any, options: Mapping[str, object]) -> Task:
     of_all = (randomize.OPTION, groups.OPTION, curriculum.OPTION)
     options = {key: value for key, value in options.items() if key not in of_all}
     _check_names(name, task, options)
+    if lacking := sorted(getattr(task, "__abstractmethods__", ())):
+        check_source(name)  # a notebook that fails to reload an edited file keeps an older class, perhaps half written
+        raise UserError(f"env={name!r} lacks {', '.join(lacking)}; write these methods.")
     try:
         made: Task = task(**options)
     except TypeError as error:
@@ -334,12 +339,29 @@ def _import(env: str, module: str) -> Any:
     trust.check(env, module)
     try:
         return importlib.import_module(module)
+    except SyntaxError as error:
+        raise _in_source(env, error) from None
     except ModuleNotFoundError as error:
         if error.name != module.partition(".")[0] and error.name != module:
             raise UserError(f"env={env!r}: {module} needs {error.name}, which is not installed.") from None
         raise UserError(
             f"env={env!r}: there is no module {module!r} on the path or in {Path.cwd()}; put {module}.py there."
         ) from None
+
+
+def check_source(env: str) -> None:
+    """Raise `UserError` if the imported module of `env`, "module:Class", now has a syntax error in its file."""
+    file = Path(getattr(sys.modules.get(env.partition(":")[0]), "__file__", None) or "")
+    if file.suffix == ".py" and file.is_file():
+        try:
+            compile(file.read_bytes(), file, "exec", dont_inherit=True)
+        except SyntaxError as error:
+            raise _in_source(env, error) from None
+
+
+def _in_source(env: str, error: SyntaxError) -> UserError:
+    where = f"{Path(error.filename or '').name}, line {error.lineno}"
+    return UserError(f"env={env!r} cannot be read: {where}: {error.msg}.")
 
 
 def _is_env(entry: object) -> TypeIs[type[Task] | type[gymnasium.Env]]:

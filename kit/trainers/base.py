@@ -64,8 +64,8 @@ class TensorTrainer(BaseAlgorithm):
         usual: false
     :param sde_sample_freq: steps between two draws of the noise of use_sde; -1: only at the start of a rollout;
         usual: -1, or 4 to 64
-    :param stats_window_size: recent episodes over which training's mean return and success rate are averaged;
-        usual: 20 to 200
+    :param stats_window_size: the training curves show the mean return and success rate of this many latest episodes;
+        larger: smoother, and later to show a change; usual: 20 to 200
     :param net_arch: layers and their widths, such as 64, 64; larger networks can learn more and need more time;
         usual: from 64, 64 to 512, 512, 512
     :param activation_fn: function between the layers: tanh, relu, elu, ...

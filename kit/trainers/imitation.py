@@ -42,7 +42,7 @@ class ImitationTrainer(ReplayTrainer, sb3.PPO):
         to 500,000
     :param random_shift: largest random shift of training images in pixels (DrQ augmentation); 0 turns it off; usual:
         0 to 4
-    :param policy_of: PPO or SAC: the algorithm that can train the policy further (`start_from`)
+    :param policy_of: PPO or SAC: the algorithm that can train the policy further (`kit.branch`, `start_from`)
     """
 
     metric_names: tuple[str, ...] = ("imitation_loss",)

@@ -158,13 +158,14 @@ class PPO(ProximalTrainer, sb3.PPO):
     """SB3's PPO with tensor rollouts.
 
     :param critic_warmup: env steps at the start during which only the critic learns; for runs that start from a
-        pretrained policy (`start_from`). The policy then starts with a new critic if the pretrained one does not fit,
-        and with the action noise of log_std_init. Usual: 0, or 10,000 to 100,000
-    :param freeze_encoder: keep the image encoder of a pretrained policy (`start_from`) as it is and train the layers
-        after it. Rollouts then store features, computed once per step: from clips this is three times as fast
+        pretrained policy (`kit.branch`, `start_from`). The policy then starts with a new critic if the pretrained
+        one does not fit, and with the action noise of log_std_init. Usual: 0, or 10,000 to 100,000
+    :param freeze_encoder: keep the image encoder of a pretrained policy (`kit.branch`, `start_from`) as it is and train
+        the layers after it. Rollouts then store features, computed once per step: from clips this is three times as
+        fast
     :param mirror: learn from every transition and from its left-right mirror image; for tasks that have one, such as
         legged robots. It doubles the rows: double batch_size to keep the number of updates, and choose a learning rate
-        of at most lin_0.0002: with 0.0003 the updates of Go1 grew until the weights were NaN (tests/bench/README.md)
+        of at most lin_0.0002, because a larger one can ruin the policy
     """
 
     policy_aliases = {**sb3.PPO.policy_aliases, ASYMMETRIC: AsymmetricActorCritic}  # noqa: RUF012

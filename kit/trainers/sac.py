@@ -32,9 +32,9 @@ class SAC(EntropyTrainer, sb3.SAC):
 
     :param target_update_interval: gradient steps between two moves of the target networks; each update (gradient_steps)
         starts with a move, as in SB3; usual: 1 to 8
-    :param critic_warmup: env steps at the start during which only the critics learn; for policies from `start_from`.
-        If it is not 0, learning_starts adds no random actions, and the action noise starts from log_std_init. Usual:
-        0, or 1,000 to 20,000
+    :param critic_warmup: env steps at the start during which only the critics learn; for runs that start from a
+        pretrained policy (`kit.branch`, `start_from`). If it is not 0, learning_starts adds no random actions, and
+        the action noise starts from log_std_init. Usual: 0, or 1,000 to 20,000
     """
 
     policy_aliases = {**sb3.SAC.policy_aliases, ASYMMETRIC: AsymmetricSAC}  # noqa: RUF012

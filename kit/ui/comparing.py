@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import textwrap
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -27,8 +28,10 @@ DEFAULT_THRESHOLD = 0.9
 """Default threshold, as a fraction of the gap between the score at the start of training and the best score."""
 NAMED = 12
 """Largest number of runs that a comparison lists by name."""
-LABEL_CHARACTERS = 40
-"""Maximum number of characters of a label in the figure's legend."""
+IN_A_SENTENCE = 3
+"""Largest number of configs that the verdict lists by name."""
+LABEL_CHARACTERS, LEGEND_LINES = 40, 20
+"""Maximum number of characters of a line in the figure's legend, and of lines in all."""
 NOT_THE_CONFIG = (
     "seed", "run_name", "runs_dir", "store", "tracker", "threads", "device", "checkpoint_every", "eval_every",
     "session_limit", "disk_budget", "processes",
@@ -303,7 +306,7 @@ def compare(runs: Iterable[Run], threshold: float | None = None, usd_per_hour: f
         pngs.append(figure(groups)._repr_png_())
         cells = cells_of(rows, percent, bool(usd_per_hour))
         texts += [sentence, cells.to_string()]
-        parts += [style.heading(sentence), style.wide(style.image(pngs[-1], "learning curves")), style.table(cells)]
+        parts += [style.heading(sentence), style.figure(pngs[-1], "learning curves"), style.table(cells)]
         notes = [f"{group.label}: {', '.join(seed.name for seed in group.seeds)}." for group in groups]
         notes = [scored_by(groups), *(notes if len(listed) <= NAMED else [])]
         if threshold is None:
@@ -342,7 +345,9 @@ def verdict(rows: pd.DataFrame, percent: bool) -> str:
     worse = [label for label in rows.index[1:] if label not in equal]
     best_score = _score(best.score, percent)
     if equal:
-        text = f"{_and([rows.index[0], *equal])} are not measurably different (best: {best_score})"
+        few = rows.seeds.loc[[rows.index[0], *equal]].min() < LEAST_SEEDS
+        differ = "cannot be told apart with so few seeds" if few else "are not measurably different"
+        text = f"{_and([rows.index[0], *equal])} {differ} (best: {best_score})"
     else:
         text = f"{rows.index[0]} is the best, with {best_score}"
     if worse:
@@ -383,13 +388,16 @@ def _score(value: float, percent: bool) -> str:
 
 
 def _and(names: Sequence[Any]) -> str:
+    if len(names) > IN_A_SENTENCE:
+        names = [*names[: IN_A_SENTENCE - 1], f"{len(names) - IN_A_SENTENCE + 1} others"]
     *others, last = map(str, names)
     return f"{', '.join(others)} and {last}" if others else last
 
 
 def short_labels(labels: Sequence[str]) -> list[str]:
-    """Cut labels to `LABEL_CHARACTERS`; those that become equal are numbered."""
-    cut = [label if len(label) <= LABEL_CHARACTERS else f"{label[: LABEL_CHARACTERS - 4]}…" for label in labels]
+    """Wrap labels to lines, and cut those that need more than their share; those that become equal are numbered."""
+    lines = min(3, max(1, LEGEND_LINES // len(labels)))
+    cut = [textwrap.fill(label, LABEL_CHARACTERS, max_lines=lines, placeholder=" …") for label in labels]
     return [f"{label} {1 + cut[:i].count(label)}" if label in cut[:i] else label for i, label in enumerate(cut)]
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from kit.config import ALGOS
 from kit.runs.run import Run
+from kit.ui import style
 from kit.ui.learning import series
 from kit.ui.task import sensible_steps
 
@@ -44,12 +45,12 @@ def known(run: Run) -> str:
     if (config.env, config.algo) in SCORES and not config.env_options:
         usual, score = SCORES[config.env, config.algo]
         return f"{config.env} with {config.algo} and preset auto reached {score} after {usual:,} steps."
-    if steps := _usual_steps(run):
+    if steps := usual_steps(run):
         return f"{config.env} is usually trained for {steps:,} steps."
     return ""
 
 
-def _usual_steps(run: Run) -> int | None:
+def usual_steps(run: Run) -> int | None:
     """Return the task's usual steps; None if unknown or if the run learns from a teacher or dataset."""
     config = run.config
     return None if config.teacher or config.dataset else sensible_steps(config.env)
@@ -80,34 +81,37 @@ def _needs_hindsight(run: Run, rows: Rows) -> Iterator[str]:
 
 def _worse_at_the_end(run: Run, rows: Rows) -> Iterator[str]:
     best = run.best()
-    points = series(rows, _score(rows))
+    points, shown = series(rows, _score(rows)), _shown(rows)
     if best is None or len(points) < 4 or best.step >= 0.75 * points[-1, 0]:
         return
     peak, last = float(points[:, 1].max()), float(points[-1, 1])
     if peak - last > 0.25 * float(np.ptp(points[:, 1])):
         yield (
-            f"The best policy was that of step {best.step:,}; the later ones are worse ({last:.3g} against "
-            f"{peak:.3g}). Branch from the best with a lower learning rate."
+            f"The best policy was that of step {best.step:,}; the later ones are worse ({shown(last)} against "
+            f"{shown(peak)}). Branch from the best with a lower learning rate."
         )
 
 
 def _too_short(run: Run, rows: Rows) -> Iterator[str]:
-    step, usual = run.status()["step"], _usual_steps(run)
-    points = series(rows, _score(rows))
+    if any(_large_updates(run, rows)):  # more of the same does not help
+        return
+    step, usual = run.status()["step"], usual_steps(run)
+    points, shown = series(rows, _score(rows)), _shown(rows)
     if usual and 3 * step < 2 * usual:  # `known` says how many are usual
         yield f"It trained for only {step:,} steps. Train longer."
     elif len(points) >= 4:
         middle, last = (part[:, 1].mean() for part in np.array_split(points, 4)[-2:])
         if last - middle > 0.1 * float(np.ptp(points[:, 1])) > 0:
-            yield f"The curve still rises ({middle:.3g} to {last:.3g} in the last quarter). Train longer."
+            yield f"The curve still rises ({shown(middle)} to {shown(last)} in the last quarter). Train longer."
 
 
 def _large_updates(run: Run, rows: Rows) -> Iterator[str]:
     kl, rate = _at_end(rows, "train/approx_kl"), _at_end(rows, "train/learning_rate")
     if kl is not None and kl > LARGE_KL:
         now = "" if rate is None else f" (now {rate:.2g})"
+        size = f"{kl:.2g}" if kl < 10 else f"{kl:,.0f}"
         yield (
-            f"An update changes the policy too much: its KL divergence is {kl:.2g}, more than {LARGE_KL}. "
+            f"An update changes the policy too much: its KL divergence is {size}, more than {LARGE_KL}. "
             f"Lower learning_rate{now}, or set target_kl=0.02."
         )
 
@@ -120,7 +124,7 @@ def _one_term_decides(run: Run, rows: Rows) -> Iterator[str]:
     if len(sizes) > 1 and total and max(sizes.values()) > DOMINANT * total:
         name = max(sizes, key=lambda name: sizes[name])
         yield (
-            f"One reward term decides: {name.removeprefix(prefix)} makes up {sizes[name] / total:.0%} of all terms. "
+            f"One reward term decides: {name.removeprefix(prefix)} makes up {style.percent(sizes[name] / total)} of all terms. "
             "Its weight may hide the others."
         )
 
@@ -129,7 +133,7 @@ def _needs_noise(run: Run, rows: Rows) -> Iterator[str]:
     training, evaluation = _at_end(rows, "rollout/success_rate"), _at_end(rows, "eval/success_rate")
     if training is not None and evaluation is not None and training - evaluation > 0.2:
         yield (
-            f"With exploration noise {training:.0%} of the episodes succeed, without it {evaluation:.0%}: the policy "
+            f"With exploration noise {style.percent(training)} of the episodes succeed, without it {style.percent(evaluation)}: the policy "
             "relies on the noise. Lower log_std_init or ent_coef, or train longer."
         )
 
@@ -138,7 +142,7 @@ def _value_function_knows_little(run: Run, rows: Rows) -> Iterator[str]:
     explained = _at_end(rows, "train/explained_variance")
     if explained is not None and explained < EXPLAINED:
         yield (
-            f"The value function explains {max(0.0, explained):.0%} of the returns' variance. Use more envs, longer "
+            f"The value function explains {style.percent(max(0.0, explained))} of the returns' variance. Use more envs, longer "
             "rollouts (n_steps), or observations that show what the reward depends on."
         )
 
@@ -191,6 +195,11 @@ CHECKS: tuple[Callable[[Run, Rows], Iterator[str]], ...] = (
 def _score(rows: Rows) -> str:
     """Return the name of the metric that judges a run: success if its episodes can succeed, else return."""
     return "eval/success_rate" if any("eval/success_rate" in row for row in rows) else "eval/mean_return"
+
+
+def _shown(rows: Rows) -> Callable[[float], str]:
+    """Return the function that formats a value of the metric `_score(rows)`."""
+    return style.percent if _score(rows) == "eval/success_rate" else "{:.3g}".format
 
 
 def _at_end(rows: Rows, name: str) -> float | None:

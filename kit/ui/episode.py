@@ -167,8 +167,10 @@ class Episode:
         zero = np.zeros(len(self.actions))
         lines = "".join(line(values, colour) for values, colour in [(zero, style.GREY), *shown])
         box = f"viewBox='0 0 {max(1, last)} {CHART}' height='{CHART}' preserveAspectRatio='none'"
-        axes = "reward of each step and its largest terms (colours as above), over the steps of the episode; "
-        label = style.note(f"{axes}vertical: {low:.2f} to {high:.2f}")
+        names = [(html.escape(name), colour) for name, colour in self.colours.items() if colour != style.GREY]
+        key = "".join(f" <b style='color:{colour}'>— {name}</b>" for name, colour in names)
+        where = f"over the steps of the episode; vertical: {low:.2f} to {high:.2f}"
+        label = f"<div class='kit-note'>reward of each step and its largest terms:{key}, {where}</div>"
         box += f" role='img' aria-label='rewards of each step: {', '.join(map(html.escape, self.colours))}'"
         return f"{label}<svg {box} fill='none' stroke-width='1.4' style='overflow:visible'>{lines}</svg>"
 

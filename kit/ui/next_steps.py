@@ -38,6 +38,11 @@ def advice(run: Run, improved: bool) -> list[str]:
     return [text for text in (diagnosis.known(run), *diagnosis.causes(run)) if text]
 
 
+def _more_steps(run: Run) -> int:
+    """Return twice the run's steps, or the task's usual number of steps if that is larger."""
+    return max(2 * run.config.total_steps, diagnosis.usual_steps(run) or 0)
+
+
 class NextSteps:
     """Buttons for a run that has ended. `dashboard` shows the run that a button starts; default: one below them."""
 
@@ -50,8 +55,9 @@ class NextSteps:
         self._viewer: Any = None
         whose = "the form's settings" if isinstance(self._dashboard, TrainPanel) else "this run's settings"
         fork = f"Start a new run from the best policy of this run, with {whose}"
+        longer = "Resume with this run's settings, to twice its steps or the task's usual number"
         self.buttons = {
-            "Train longer": ("forward", "Resume with this run's settings and twice as many steps", self._longer),
+            "Train longer": ("forward", longer, self._longer),
             "Branch from the best": ("code-fork", fork, self._branch),
             "Compare": ("line-chart", "Compare with the other runs of this task", self._compare),
             "View in 3-D": ("cube", "Play the policy live in its scene", self._view),
@@ -76,7 +82,7 @@ class NextSteps:
             self._close_viewer()
             self.below.children = []
         self.run = run
-        self._longer_button.description = f"Train longer, to {2 * run.config.total_steps:,} steps"
+        self._longer_button.description = f"Train longer, to {_more_steps(run):,} steps"
         has_policy = not run.is_working() and bool(run.checkpoints() or run.best())
         self._box.layout.display = None if has_policy else "none"
 
@@ -110,7 +116,7 @@ class NextSteps:
         self.message.value = style.wrap(style.note(message, bad)) if message else ""
 
     def _longer(self, run: Run) -> str:
-        total_steps = 2 * run.config.total_steps
+        total_steps = _more_steps(run)
         where = self._watch(resume(run.path, background=True, total_steps=total_steps))
         return f"{run.name} trains on, to {total_steps:,} steps: see {where}."
 

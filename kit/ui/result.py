@@ -89,7 +89,7 @@ def result(run: Run, warning: str = "") -> style.Page:
     if lines := advice(run, improved=bool(verdict and verdict[1] == "good")):
         text = " ".join([text, *lines])
         parts.append(style.bullets("What next?", lines))
-    parts.append(style.wide(style.image(curve, "learning curve")))
+    parts.append(style.figure(curve, "learning curve"))
     if video:
         parts.append(style.flex([tag(video[0], caption(video[0]), 360)]))
     if warning:

@@ -394,7 +394,8 @@ class RunsPage:
             raise UserError(f"still training: {', '.join(working)}; stop them first, or untick them.")
         names = ", ".join(line.name for line in lines)
         only = sum(line.now["state"] != "finished" for line in lines)
-        unfinished = f" {only} of them unfinished;" if only else ""
+        of_several = f" {only} of them unfinished;" if only else ""
+        unfinished = " It is unfinished;" if only == len(lines) == 1 else of_several
         size = sum(line.size_bytes or 0 for line in lines) / 1e6
         self._say(f"Delete {names}?{unfinished} {size:,.1f} MB; copies in stores stay.", bad=True, asking=True)
 

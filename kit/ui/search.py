@@ -18,6 +18,9 @@ from kit.ui.plots import TEXT, side_by_side
 SIZES = (7.2, 3.4), (4.2, 3.4)
 """Width and height in inches: of the plot of parallel coordinates, and of the plot of importances."""
 
+GAP = 0.02
+"""Distance of the colour bar from the labels, as a share of the plot's width."""
+
 WORST_TO_BEST = (style.GREY, style.ORANGE)
 """Colours of trials by their score, readable on light and dark pages."""
 
@@ -38,7 +41,7 @@ def sweep(search: Sweep | str | Path) -> style.Page:
     parts = [style.heading(title)]
     image = side_by_side(_figures(search)) if len(done) > 1 else None
     if image:
-        parts.append(style.image(image, title))
+        parts.append(style.figure(image, title))
     parts.append(style.table(table, index=False, na_rep="", float_format="{:.4g}".format))
     if search.best is not None:
         best = dump_yaml(search.best.non_defaults()).strip()
@@ -75,8 +78,20 @@ def _figures(search: Sweep) -> list[bytes]:
                     axes.legend_.remove()
                 for text in axes.findobj(lambda item: hasattr(item, "set_color") and hasattr(item, "get_text")):
                     text.set_color(TEXT)
+            _move_colour_bar(figure)
             out = io.BytesIO()
             figure.savefig(out, format="png", dpi=110, bbox_inches="tight")
             pyplot.close(figure)
             pngs.append(out.getvalue())
     return pngs
+
+
+def _move_colour_bar(figure: Any) -> None:
+    """Move the colour bar, which Optuna draws over the last axis's labels, to the right of them."""
+    bars = [axes for axes in figure.axes if axes.get_label() == "<colorbar>"]
+    for bar in bars:
+        renderer = figure.canvas.get_renderer()
+        labels = [axes.yaxis.get_tightbbox(renderer) for axes in figure.axes if axes not in bars]
+        right = max(box.x1 for box in labels) / figure.bbox.width + GAP
+        place = bar.get_position()
+        bar.set_position([max(right, place.x0), place.y0, place.width, place.height])

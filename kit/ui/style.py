@@ -19,6 +19,9 @@ BLUE, ORANGE, GREEN, RED, GREY = "#2a78d6", "#eb6834", "#1a9850", "#d73027", "#8
 COLOURS = {"starting": BLUE, "running": BLUE, "paused": ORANGE, "stopping": ORANGE, "interrupted": ORANGE}
 COLOURS |= {"finished": GREEN, "failed": RED}
 
+READABLE = 0.7
+"""Smallest scale of a figure at which its text can be read."""
+
 CSS = """
 .kit{font:14px/1.45 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif;max-width:920px;color:inherit}
 .kit-card{border:1px solid rgba(128,128,128,.28);border-radius:10px;padding:12px 16px;margin:2px 0}
@@ -64,6 +67,7 @@ CSS = """
 .kit-table{border-collapse:collapse;font-size:13px;font-variant-numeric:tabular-nums;margin:6px 0 14px}
 .kit-table th,.kit-table td{padding:4px 12px 4px 0;text-align:left!important;white-space:nowrap;
   border-bottom:1px solid rgba(128,128,128,.22)}
+.kit .kit-table tbody th{white-space:normal}
 .kit pre.kit-code{margin:0 0 8px;padding:8px 10px!important;border-radius:6px;background:rgba(128,128,128,.12);
   overflow-x:auto;font:12.5px/1.5 ui-monospace,Menlo,monospace;white-space:pre-wrap;user-select:all}
 .kit-dim{opacity:.65}
@@ -146,6 +150,12 @@ def image(png: bytes, text: str, attributes: str = "") -> str:
     """Return an HTML image that contains the PNG; `text` is shown if the image cannot be shown."""
     url = f"data:image/png;base64,{base64.b64encode(png).decode()}"
     return f"<img alt='{html.escape(text)}' {attributes} src='{url}'>"
+
+
+def figure(png: bytes, text: str) -> str:
+    """Return a figure as an HTML image that scrolls where the page is too narrow for its text to be read."""
+    width = int.from_bytes(png[16:20], "big")  # in a PNG's header
+    return wide(image(png, text, f"style='min-width:{READABLE * width:.0f}px'"))
 
 
 def table(frame: pd.DataFrame, **options: Any) -> str:

@@ -35,7 +35,7 @@ def task(env: str, env_options: Mapping[str, Any] | None = None) -> style.Page:
             ("Reward", [f"<b>{weight:+.4g}</b> {html.escape(term)}" for weight, term in info.pays]),
             ("Episode", [_episode(vec_env, info)]),
             ("Success", [html.escape(info.succeeds)] if info.succeeds else []),
-            ("Training", [f"{steps:,} steps{_lessons(info)}"] if (steps := sensible_steps(env)) else []),
+            ("Recommended", [f"{steps:,} steps{_lessons(info)}"] if (steps := sensible_steps(env)) else []),
         ]
         png = _render(vec_env)
     finally:

@@ -233,6 +233,8 @@ class Viewer:
             self._bars = gui.add_html("")
         panel.dock_left()
         panel.set_width(BARS_PX)
+        gui.main_panel.dock_right()  # floating, it would cover the robot
+        gui.main_panel.set_width(BARS_PX)
         self._joystick: list[Any] = []
         if isinstance(self._task, Reach):
             hand_w = self._task.hand_w[0].tolist()
@@ -247,7 +249,7 @@ class Viewer:
                 limits = zip(names, self._task.most_speed, strict=True)
                 self._joystick = [gui.add_slider(name, -most, most, 0.05, initial_value=0.0) for name, most in limits]
             self._add_keys(gui, names, self._move_slider)
-        with gui.add_folder("record demonstrations"):
+        with gui.add_folder("record demonstrations", expand_by_default=False):
             self._recording = gui.add_checkbox("record", initial_value=False)
             self._folder = gui.add_text("folder", initial_value="demonstrations")
             self._save_button = gui.add_button("save", disabled=True)

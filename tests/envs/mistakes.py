@@ -75,6 +75,16 @@ class Wide(Good):
         return torch.cat([self.x, self.x], 1)
 
 
+class Converted(Good):
+    """Not a mistake: dtypes that kit converts."""
+
+    def observe(self) -> torch.Tensor:
+        return self.x.double()
+
+    def reward(self, action: torch.Tensor) -> torch.Tensor:
+        return super().reward(action).long()
+
+
 class Whole(Good):
     def observe(self) -> torch.Tensor:
         return self.x.long()

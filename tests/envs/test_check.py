@@ -51,11 +51,21 @@ def test_a_mistake_is_named_with_its_remedy(mistake: str, says: str) -> None:
         kit.check_task(f"{MODULE}:{mistake}", say=lambda line: None)
 
 
+def test_dtypes_that_are_converted_are_mentioned() -> None:
+    lines: list[str] = []
+    kit.check_task(f"{MODULE}:Converted", steps=5, say=lines.append)
+    hints = [line for line in lines if "hint" in line]
+    assert hints == [
+        "a hint: observe() returns torch.float64; the policy gets it as torch.float32",
+        "a hint: reward() returns torch.int64, whole numbers; if fractions were cut off, compute it with floats",
+    ]
+
+
 @pytest.mark.parametrize("env", [f"{MODULE}:Good", f"{MODULE}:Goals", *names()])
 def test_a_correct_task_passes(env: str) -> None:
     lines: list[str] = []
     kit.check_task(env, steps=40, say=lines.append)
-    assert any("bit for bit" in line for line in lines)
+    assert any("bit for bit" in line for line in lines) and not any("hint" in line for line in lines)
     goals = env in (f"{MODULE}:Goals", "PickAndPlace", "Push", "Slide")
     assert any("compute_reward" in line for line in lines) == goals
 

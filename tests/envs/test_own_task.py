@@ -79,6 +79,39 @@ def test_a_module_that_was_edited_and_reloaded_is_described_anew(
     assert envs.describe("hallway:Hallway").scripts == ("scripted", "scripted:forward", "scripted:backward")
 
 
+def test_a_task_with_a_syntax_error_is_refused_with_file_and_line_though_an_older_version_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a notebook: %autoreload fails, and the class from before stays, whole or half written."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "alley.py"
+    half = "from kit.envs import Task\nclass Alley(Task):\n    def observe(self): return 0\n"
+    whole = "from tests.envs.corridor import Corridor as Alley\n"
+    broken = f"{whole}Alley.distance(\n"
+    says = r"^env='alley:Alley' cannot be read: alley.py, line 2: '\(' was never closed\.$"
+    refuse: list[Any] = [kit.check_task, lambda env: kit.launch(env=env)]
+    file.write_text(broken)
+    for call in (*refuse, kit.ui.task):
+        with pytest.raises(UserError, match=says):
+            call("alley:Alley")
+    for code in (half, whole):
+        file.write_text(code)
+        importlib.invalidate_caches()
+        sys.modules.pop("alley", None)
+        if code is half:
+            lacking = "env='alley:Alley' lacks advance, reset, reward, terminated; write these methods."
+            with pytest.raises(UserError, match=lacking):
+                kit.check_task("alley:Alley")
+        else:
+            envs.describe("alley:Alley")
+        file.write_text(broken)
+        for call in refuse:
+            with pytest.raises(UserError, match=says):
+                call("alley:Alley")
+    assert not Path("runs").exists()
+
+
 def test_observations_of_any_shape_and_type_by_hand() -> None:
     env = kit.make_vec(OURS, 2, seed=0)
     env.task.place.copy_(torch.tensor([0, 3]))

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from executed import CELL_LIMIT_S, TINY_DISTILL, execute
+from executed import CELL_LIMIT_S, NOTEBOOKS, TINY_DISTILL, execute, read
 
 from kit.runs.finding import local_runs
 from kit.runs.run import Run
@@ -44,3 +44,24 @@ def test_own_tasks_train_from_empty_files(tmp_path: Path, monkeypatch: pytest.Mo
     for text in ("torque of the motor", "pendulum:SwingUp with PPO: 0 % success", "before training", "hacked"):
         assert text in shown
     assert shown.count("data:video/mp4;base64") == 7 and "a film of random actions: chase.mp4" in shown
+
+
+def test_a_changed_task_is_read_again_without_complaints_about_the_half_written_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The file is written by four cells, the first of which overwrites it."""
+    from IPython.core.interactiveshell import InteractiveShell
+
+    monkeypatch.chdir(tmp_path)
+    cells = {cell["id"]: "".join(cell["source"]) for cell in read(NOTEBOOKS[10])["cells"]}
+    shell = InteractiveShell()
+    shell.run_cell(cells["autoreload"])
+    for keeps in ('("position", "velocity")', '("position",)', '("position", "velocity")'):
+        for name in ("free", "free-act", "free-see", "render"):
+            shell.run_cell(cells[name].replace('("position", "velocity")', keeps))
+        shell.run_cell("%autoreload\nimport kit\nkit.check_task('chase:Chase', steps=1)")
+        out, err = capfd.readouterr()
+        assert ("images of the cameras lawn" in out) == ("velocity" in keeps)
+        assert ("name every tensor of the task's state" in out + err) == ("velocity" not in keeps)
+        assert "reload" not in out + err
+    assert all(cells[name].startswith("%autoreload\n") for name in ("card", "check", "free-train", "hack-check"))

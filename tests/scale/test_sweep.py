@@ -9,6 +9,7 @@ import shutil
 import time
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,11 +24,13 @@ from kit.runs.session import Session
 from kit.scale import files
 from kit.scale.study import Sweep, TrialJob, plan, suggest, writable
 from kit.stores import holds, lease, open_store
+from kit.ui.search import _figures
 from tests.runs.crash import SMALL, create, kill_everything_in
 from tests.scale.shared import ROOT, batch
 from tests.ui.fabricate import make_run, set_status
 
 optuna = pytest.importorskip("optuna")
+FloatDistribution = optuna.distributions.FloatDistribution
 PAYS = """
 from tests.envs.corridor import Corridor
 
@@ -317,6 +320,25 @@ def test_bad_trial_is_pruned_and_the_page_shows_the_best_config() -> None:
     assert "search: 5 complete, 1 pruned" in page.text and page.image is not None
     assert "The best config, for kit train FILE" in page.body
     assert Sweep(plan(path)[0]).rows() == found.rows()
+
+
+def test_the_colour_bar_does_not_cover_the_labels_of_the_last_hyperparameter(monkeypatch: pytest.MonkeyPatch) -> None:
+    figure = pytest.importorskip("matplotlib.figure").Figure
+    drawn: list[Any] = []
+    save = figure.savefig
+    monkeypatch.setattr(figure, "savefig", lambda self, *args, **rest: (drawn.append(self), save(self, *args, **rest)))
+    study = optuna.create_study()
+    space = {"gamma": FloatDistribution(0.9, 0.97), "learning_rate": FloatDistribution(4e-4, 7e-4, log=True)}
+    for i in range(4):
+        params = {"gamma": 0.9 + i / 50, "learning_rate": 4.2e-4 + i * 8e-5}
+        study.add_trial(optuna.trial.create_trial(params=params, distributions=space, value=3.5 + i / 30))
+    _figures(SimpleNamespace(study=study, plan=SimpleNamespace(space=space, score="mean_return")))
+    first = drawn[0]
+    (bar,) = [axes for axes in first.axes if axes.get_label() == "<colorbar>"]
+    last = max((axes.yaxis for axes in first.axes if axes is not bar), key=lambda axis: axis.get_tightbbox().x1)
+    labels = [label.get_text() for label in last.get_ticklabels(minor=True)]
+    assert any("6" in label for label in labels), labels
+    assert last.get_tightbbox().x1 < bar.get_window_extent().x0
 
 
 def test_killed_trial_is_started_again_but_not_one_that_the_user_stopped(tmp_path: Path) -> None:

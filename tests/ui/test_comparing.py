@@ -105,15 +105,27 @@ def test_numbers_in_labels_have_three_digits_unless_they_would_be_equal(tmp_path
     assert [group.label for group in groups] == [f"PPO (learning_rate {rate})" for rate in said]
 
 
-def test_long_labels_are_cut_in_the_legend_and_stay_distinct(tmp_path: Path) -> None:
-    sizes = ([64, 64], [64, 65], [32])
+def test_long_labels_are_wrapped_in_the_legend_of_a_few(tmp_path: Path) -> None:
+    """Cut to one line, they would end before what differs."""
+    rates = (0.000441, 0.000651)
+    runs = [evaluated(tmp_path, f"r{i}", [0.0], total_steps=12_000, overrides={"learning_rate": rate, "gamma": 0.9})
+            for i, rate in enumerate(rates)]  # fmt: skip
+    runs.append(evaluated(tmp_path, "long", [0.0], total_steps=150_000))
+    (groups,) = comparing.by_task(runs).values()
+    said = [text.get_text() for text in comparing.figure(groups).axes[-1].get_legend().get_texts()]
+    wrapped = [f"PPO (total_steps 12000, learning_rate\n{rate}, gamma 0.9)" for rate in rates]
+    assert said == [*wrapped, "PPO (total_steps 150000)"]
+
+
+def test_long_labels_of_many_are_cut_in_the_legend_and_stay_distinct(tmp_path: Path) -> None:
+    sizes = ([64, 64], [64, 65], [32], *([i] for i in range(1, 8)))
     runs = [evaluated(tmp_path, f"r{i}", [0.0], overrides={"policy_kwargs": {"log_std_init": -1.25, "net_arch": size}})
             for i, size in enumerate(sizes)]  # fmt: skip
     runs.append(evaluated(tmp_path, "a2c", [0.0], algo="A2C"))
     (groups,) = comparing.by_task(runs).values()
     said = [text.get_text() for text in comparing.figure(groups).axes[-1].get_legend().get_texts()]
     cut = 'PPO (policy_kwargs {"log_std_init": …'
-    assert said == [cut, f"{cut} 2", f"{cut} 3", "A2C"]
+    assert said == [cut, *(f"{cut} {i}" for i in range(2, 11)), "A2C"]
     assert groups[0].label.endswith('"net_arch": [64, 64]})'), "the table has the whole label"
 
 
@@ -160,16 +172,21 @@ def test_compare_shows_the_verdict(tmp_path: Path) -> None:
     assert repr(page).startswith(said + "\n") and said in page._repr_html_()
     assert "100 % (94 % to 100 %)" in page.text and "data:image/png;base64,iVBOR" in page.body
     alike = comparing.compare([*runs[:1], evaluated(tmp_path, "sac", [0.0, 0.5, 0.8], algo="SAC")])
-    assert "PPO and SAC are not measurably different (best: 100 %)." in alike.text
+    assert "PPO and SAC cannot be told apart with so few seeds (best: 100 %)." in alike.text
     assert "One or two seeds do not show what other seeds would reach; train three or more." in alike.text
     assert "% to " not in alike.text.split("train three or more.")[1], "one seed must have no interval"
+    runs += [evaluated(tmp_path, f"t{i}", [0.0, 0.9, 0.9 + i / 20], seed=i, algo="TD3") for i in range(3)]
+    assert "PPO and TD3 are not measurably different (best: 100 %); A2C is worse." in comparing.compare(runs).text
+    many = [evaluated(tmp_path, f"g{i}", [0.0, 1 - i / 10], overrides={"gamma": 0.9 + i / 100}) for i in range(6)]
+    named = "PPO (gamma 0.9), PPO (gamma 0.91) and 4 others cannot be told apart with so few seeds (best: 100 %)"
+    assert named in comparing.compare(many).text
     assert "has measured anything" in comparing.compare([make_run(tmp_path, "new", rows=0)]).body
 
 
 def test_a_run_that_is_not_finished_does_not_count_in_the_verdict(tmp_path: Path) -> None:
     ended = evaluated(tmp_path, "ended", [0.0, 0.5])
     half = evaluated(tmp_path, "half", [0.0, 0.9], algo="SAC")
-    assert comparing.compare([ended, half]).text.startswith("Reach: SAC and PPO are not measurably different")
+    assert comparing.compare([ended, half]).text.startswith("Reach: SAC and PPO cannot be told apart with so few")
     set_status(half.path, state="interrupted")
     page = comparing.compare([ended, half])
     assert page.text.startswith("Reach: PPO reached 50 %.") and "Not finished: half. Their configs are" in page.text

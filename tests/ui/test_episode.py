@@ -47,6 +47,7 @@ def test_the_slider_selects_the_page_of_a_step(played: Episode) -> None:
     assert "vector from the hand to the goal, in units of 0.25 m" in below.children[5].value
     assert ">o23<" in below.children[5].value
     assert "over the steps of the episode; vertical: " in chart.value
+    assert all(f"color:{colour}'>— {name}</b>" in chart.value for name, colour in played.colours.items()), "a legend"
     label = "aria-label='rewards of each step: reward, "
     assert "role='img'" in chart.value and label in chart.value and "progress" in chart.value.partition(label)[2]
     assert chart.value.count("<polyline") == 6, "zero, the reward, and its four terms"

@@ -31,12 +31,12 @@ GOOD = {"eval/success_rate": 0.5, "rollout/success_rate": 0.5, "train/explained_
     ("rows", "words"),
     [
         ([GOOD | {"train/approx_kl": 0.2, "train/learning_rate": 1e-3}] * 6, "KL divergence is 0.2, more than 0.05"),
-        ([GOOD | {"train/explained_variance": 0.05}] * 6, "explains 5% of the returns' variance"),
+        ([GOOD | {"train/explained_variance": 0.05}] * 6, "explains 5 % of the returns' variance"),
         ([GOOD | {"train/std": std} for std in (0.6, 0.4, 0.2, 0.1, 0.06, 0.04)], "fell from 0.6 to 0.05"),
-        ([GOOD | {"rollout/success_rate": 0.9}] * 6, "90% of the episodes succeed, without it 50%"),
+        ([GOOD | {"rollout/success_rate": 0.9}] * 6, "90 % of the episodes succeed, without it 50 %"),
         ([GOOD | {"eval/success_rate": 0.0, "rollout/success_rate": 0.0}] * 6, "No episode has succeeded"),
-        ([GOOD | {"eval/reward/a": -99.0, "eval/reward/b": 1.0}] * 6, "a makes up 99% of all terms"),
-        ([GOOD | {"eval/success_rate": rate} for rate in (0.0, 0.1, 0.2, 0.3, 0.4, 0.6)], "still rises (0.4 to 0.6"),
+        ([GOOD | {"eval/reward/a": -99.0, "eval/reward/b": 1.0}] * 6, "a makes up 99 % of all terms"),
+        ([GOOD | {"eval/success_rate": rate} for rate in (0.0, 0.1, 0.2, 0.3, 0.4, 0.6)], "still rises (40 % to 60 %"),
     ],
 )
 def test_a_cause_is_named_with_its_value(tmp_path: Path, rows: list[dict[str, Any]], words: str) -> None:
@@ -53,6 +53,31 @@ def test_advice_for_a_short_run_names_the_steps_that_its_task_needs(tmp_path: Pa
     assert second == "It trained for only 20,000 steps. Train longer."
     enough = run_with(tmp_path / "enough", [GOOD] * 6, step=70_000, success_rate=0.3)
     assert next_steps.advice(enough, improved=True) == [first], "two thirds of the usual steps are enough"
+
+
+def test_a_run_that_collapsed_is_not_told_to_train_longer(tmp_path: Path) -> None:
+    """With a learning rate of 0.03: a short run, and a KL divergence of 180."""
+    rates = (0.0, 0.3, 0.05, 0.05, 0.05, 0.05)
+    rows = [GOOD | {"train/approx_kl": 182.4, "train/learning_rate": 0.03, "eval/success_rate": rate} for rate in rates]
+    run = run_with(tmp_path, rows, step=20_000, success_rate=0.05)
+    (run.path / "best" / "step_000020000").mkdir(parents=True)
+    said = " ".join(next_steps.advice(run, improved=True))
+    assert "that of step 20,000; the later ones are worse (5 % against 30 %)" in said
+    assert "too much: its KL divergence is 182, more than 0.05. Lower learning_rate (now 0.03)" in said
+    assert "Train longer" not in said
+    small = [row | {"train/approx_kl": 0.01} for row in rows]
+    calm = run_with(tmp_path / "calm", small, step=20_000, success_rate=0.05)
+    assert "Train longer" in " ".join(next_steps.advice(calm, improved=True))
+
+
+@pytest.mark.parametrize(("steps", "env", "more"), [
+    (3000, "Reach", "100,000"), (60_000, "Reach", "120,000"), (3000, "mine:Task", "6,000"),
+])  # fmt: skip
+def test_train_longer_goes_to_the_usual_steps_of_the_task(tmp_path: Path, steps: int, env: str, more: str) -> None:
+    pytest.importorskip("ipywidgets")
+    shown = next_steps.NextSteps(Dashboard())
+    shown.choose(make_run(tmp_path, config={"env": env, "total_steps": steps}))
+    assert shown._longer_button.description == f"Train longer, to {more} steps"
 
 
 @pytest.mark.parametrize("taught", [{"algo": "BC", "dataset": "demos"}, {"algo": "Distill", "teacher": "scripted"}])

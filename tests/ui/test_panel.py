@@ -95,6 +95,7 @@ def test_the_help_of_every_hyperparameter_has_its_default_and_of_a_number_a_rang
     for name, entry in form.entries.items():
         assert help_of(entry).endswith(f"; default: {html.escape(entry.placeholder)}"), name
         assert isinstance(known[name][0], bool | str | None) or "usual" in help_of(entry).lower(), name
+        assert "tests/" not in help_of(entry) and "(`start_from`)" not in help_of(entry), "unknown to the form"
     if config.overrides:
         assert form.entries["gamma"].value == "0.5" and not help_of(form.entries["gamma"]).endswith("0.5")
 

@@ -372,6 +372,7 @@ def test_each_button_does_what_it_says(trained: Run, tmp_path: Path, monkeypatch
     monkeypatch.setattr(publish, "VIDEO_EPISODES", 1)
     monkeypatch.setattr("kit.ui.dashboard.videos.missing_video", lambda run: None)
     monkeypatch.setenv("KIT_FILM_S", "0.1")
+    monkeypatch.setattr("kit.ui.diagnosis.sensible_steps", lambda env: None)  # else it trains on to Reach's usual steps
     steps = NextSteps()
     steps.choose(trained)
     assert "Runs of Reach" in press(steps, "Compare") and "arm" in steps.below.children[0].value

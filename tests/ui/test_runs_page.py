@@ -132,6 +132,11 @@ def test_ticked_runs_are_deleted_after_a_second_click(page: RunsPage, tmp_path: 
     page.ticks["arm_two"].value = page.ticks["ant"].value = True
     press(page, "delete")
     assert "1 of them unfinished" in page._message.value and (tmp_path / "ant").exists()
+    page.ticks["ant"].value = False
+    press(page, "delete")
+    assert "Delete arm_two? It is unfinished;" in page._message.value
+    page.ticks["ant"].value = True
+    press(page, "delete")
     page.no_button.click()
     assert (tmp_path / "ant").exists() and page.sure_button.layout.display == "none"
     press(page, "delete")

@@ -32,6 +32,7 @@ def test_the_page_of_reach_has_observation_reward_and_end_of_episode():
     assert "-0.002 per step, times the sum of squared actions" in page
     assert "ends after 100 steps, 5 s, or earlier: the gripper has closed" in page
     assert "the hand has come within 15 cm of the goal" in page and "100,000 steps" in page
+    assert page[page.index("100,000 steps") - 1] == "Recommended", "the panel above may ask for others"
 
 
 def test_a_task_with_a_curriculum_names_its_stages():
@@ -49,7 +50,7 @@ def test_options_change_the_page():
 def test_every_task_of_the_library_has_a_complete_page(name):
     page = task(name)
     said = page._repr_html_()
-    assert all(f"<b>{what}</b>" in said for what in ("Observation", "Action", "Reward", "Episode", "Training"))
+    assert all(f"<b>{what}</b>" in said for what in ("Observation", "Action", "Reward", "Episode", "Recommended"))
     assert "data:image/png;base64" in said and len(page.text) > 30
 
 

@@ -38,6 +38,9 @@ def test_a_policy_plays_while_a_browser_is_connected(tmp_path: Path, page: Any) 
         assert shown._caption.content == "", "no browser is connected yet"
         page.goto(shown.url)
         wait_for(lambda: shows(page)[1] > 0)
+        scene = page.locator("canvas").first.bounding_box()
+        button = page.get_by_text("new episode").bounding_box()
+        assert scene["x"] + scene["width"] <= button["x"], "the controls must not cover the robot"
         page.get_by_label("pause").click(timeout=60_000)
         before, _ = shows(page)
         page.get_by_text("new episode").click(timeout=60_000)
