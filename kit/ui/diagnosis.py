@@ -124,8 +124,8 @@ def _one_term_decides(run: Run, rows: Rows) -> Iterator[str]:
     if len(sizes) > 1 and total and max(sizes.values()) > DOMINANT * total:
         name = max(sizes, key=lambda name: sizes[name])
         yield (
-            f"One reward term decides: {name.removeprefix(prefix)} makes up {style.percent(sizes[name] / total)} of all "
-            "terms. Its weight may hide the others."
+            f"One reward term decides: {name.removeprefix(prefix)} makes up {style.percent(sizes[name] / total)} of "
+            "all terms. Its weight may hide the others."
         )
 
 
@@ -134,7 +134,8 @@ def _needs_noise(run: Run, rows: Rows) -> Iterator[str]:
     if training is not None and evaluation is not None and training - evaluation > 0.2:
         yield (
             f"With exploration noise {style.percent(training)} of the episodes succeed, without it "
-            f"{style.percent(evaluation)}: the policy relies on the noise. Lower log_std_init or ent_coef, or train longer."
+            f"{style.percent(evaluation)}: the policy relies on the noise. Lower log_std_init or ent_coef, or "
+            "train longer."
         )
 
 
@@ -142,8 +143,8 @@ def _value_function_knows_little(run: Run, rows: Rows) -> Iterator[str]:
     explained = _at_end(rows, "train/explained_variance")
     if explained is not None and explained < EXPLAINED:
         yield (
-            f"The value function explains {style.percent(max(0.0, explained))} of the returns' variance. Use more envs, "
-            "longer rollouts (n_steps), or observations that show what the reward depends on."
+            f"The value function explains {style.percent(max(0.0, explained))} of the returns' variance. Use more "
+            "envs, longer rollouts (n_steps), or observations that show what the reward depends on."
         )
 
 
