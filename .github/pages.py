@@ -172,10 +172,11 @@ def main() -> int:
         lesson = lessons[source.stem] = execute(source, out, given)
         known.write_text(json.dumps([lessons[name] for name in sorted(lessons)]))
         print(f"{lesson.name}: {lesson.error or 'done'}, {lesson.minutes:.1f} minutes", flush=True)
-    moving_picture(out / "work", out / "tasks.webp")
     (out / "TERMS.html").write_text(terms())
     (out / "index.html").write_text(index(out, [lessons[name] for name in sorted(lessons)]))
     reference(out / "reference")
+    if not any(lesson.error for lesson in lessons.values()):
+        moving_picture(out / "work", out / "tasks.webp")
     return int(any(lessons[source.stem].error for source in sources))
 
 

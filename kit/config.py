@@ -101,7 +101,7 @@ class RunConfig:
         "1m", 'how often to write a checkpoint: a number of steps, or a time; usual: "1m" to "10m"'
     )
     eval_every: int | str = _setting(
-        "auto", "steps between evaluations, one before training; 0: none; usual and auto: a tenth of total_steps"
+        "auto", "steps between evaluations, one before training; 0: none; auto (usual): a tenth of total_steps"
     )
     session_limit: str | None = _setting(
         None, 'stop after a time such as "11h30m", with a checkpoint to resume from; usual: "1h" to "12h"'

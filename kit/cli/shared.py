@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from typing import Any, Protocol
 
-RUN = "the run's directory, such as runs/my-run"
+RUN = "the run's directory, or its name in ./runs"
 TRUST = "allow modules named in a run or config to be imported, and model zips to be opened; both can run any code"
 
 

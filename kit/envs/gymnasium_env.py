@@ -195,7 +195,7 @@ class GymnasiumEnv(BatchEnv):
 
 def check_own(env: type[gymnasium.Env], options: Mapping[str, Any]) -> None:
     """Check a reset and a step of a Gymnasium env of your own, made with `options`. Raises `UserError`."""
-    made = _maker(env, env.__name__, dict(options))().unwrapped
+    made = _new(env, env.__name__, dict(options))
     try:
         check_gymnasium(env.__name__, made)
     finally:
@@ -204,17 +204,20 @@ def check_own(env: type[gymnasium.Env], options: Mapping[str, Any]) -> None:
 
 def _maker(env: EnvSpec | type[gymnasium.Env], name: str, options: dict[str, Any]) -> Callable[[], gymnasium.Env]:
     def make() -> gymnasium.Env:
-        try:
-            if isinstance(env, EnvSpec):
-                made = _made(env, options)
-            else:
-                mode = {"render_mode": "rgb_array"} if "render_mode" in inspect.signature(env).parameters else {}
-                made = OrderEnforcing(env(**mode, **options))
-        except (gymnasium.error.Error, ImportError, TypeError) as error:
-            raise UserError(f"env={name!r} cannot be made here with env_options={options!r}: {error}") from error
-        return _Snapshots(_flattened(made))
+        made = _new(env, name, options)
+        return _Snapshots(_flattened(made if isinstance(env, EnvSpec) else OrderEnforcing(made)))
 
     return make
+
+
+def _new(env: EnvSpec | type[gymnasium.Env], name: str, options: dict[str, Any]) -> gymnasium.Env:
+    try:
+        if isinstance(env, EnvSpec):
+            return _made(env, options)
+        mode = {"render_mode": "rgb_array"} if "render_mode" in inspect.signature(env).parameters else {}
+        return env(**mode, **options)
+    except (gymnasium.error.Error, ImportError, TypeError) as error:
+        raise UserError(f"env={name!r} cannot be made here with env_options={options!r}: {error}") from error
 
 
 def _made(env: EnvSpec, options: dict[str, Any]) -> gymnasium.Env:

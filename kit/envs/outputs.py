@@ -125,7 +125,8 @@ def check_gymnasium(name: str, env: gymnasium.Env) -> None:
 def _check_returned(name: str, method: str, space: gymnasium.Space, returned: Any, parts: str) -> None:
     if not isinstance(returned, tuple) or len(returned) != len(parts.split(", ")):
         got = f"{len(returned)} values" if isinstance(returned, tuple) else _kind(returned)
-        raise UserError(f"env={name!r}: {method} returned {got}, expected a tuple; return {parts}.")
+        count = len(parts.split(", "))
+        raise UserError(f"env={name!r}: {method} returned {got}, expected a tuple of {count}; return {parts}.")
     _check_shape(name, f"{method} returned an observation", space, returned[0])
 
 

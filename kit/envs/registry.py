@@ -169,6 +169,8 @@ def describe(env: str, env_options: Mapping[str, Any] | None = None) -> Spaces:
     return _described[key][1]
 
 
+SET_BY_KIT = ("env", "num_envs", "device", "seed")
+"""Options of Gymnasium envs that kit itself sets."""
 _described: dict[tuple[str, str], tuple[Any, Spaces]] = {}
 """(env, options as JSON) -> class or registration, and its spaces."""
 
@@ -290,7 +292,7 @@ def _construct(name: str, task: Any, options: Mapping[str, object]) -> Task:
     _check_names(name, task, options)
     if lacking := sorted(getattr(task, "__abstractmethods__", ())):
         check_source(name)  # a notebook that fails to reload an edited file keeps an older class, perhaps half written
-        raise UserError(f"env={name!r} lacks {', '.join(lacking)}; write these methods.")
+        raise UserError(f"env={name!r} lacks {', '.join(lacking)}; write what is missing.")
     try:
         made: Task = task(**options)
     except TypeError as error:
@@ -311,7 +313,7 @@ def _construct(name: str, task: Any, options: Mapping[str, object]) -> Task:
 
 def _free(env: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return `options` of a Gymnasium env. Raises `UserError` for one that kit itself sets."""
-    for name in ("env", "num_envs", "device", "seed"):
+    for name in SET_BY_KIT:
         if name in options:
             raise UserError(f"env_options {name}={options[name]!r}: kit sets this for env={env!r}; leave it out.")
     return options
@@ -325,7 +327,8 @@ def options_of(entry: object) -> list[str]:
         return []
     of_all = (randomize.OPTION, curriculum.OPTION, groups.OPTION) if _is_task(entry) else ()
     parameters = inspect.signature(entry).parameters.values()
-    return [*(each.name for each in parameters if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)), *of_all]
+    named = [each.name for each in parameters if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)]
+    return [*named, *of_all] if of_all else [name for name in named if name not in (*SET_BY_KIT, "render_mode")]
 
 
 def _check_names(env: str, task: type, options: Mapping[str, object]) -> None:

@@ -94,4 +94,4 @@ def risk(runs_dir: str) -> str:
     place, folder = where(), Path(runs_dir).expanduser().resolve()
     if not place.loses_disk or any(folder.is_relative_to(disk) for disk in (volume(), drive()) if disk is not None):
         return ""
-    return f" Without a store, the run is lost with this machine's files ({place.name}: {place.keeps})."
+    return f" Without a store, the run may be lost with this machine ({place.name}: {place.keeps})."

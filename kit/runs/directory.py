@@ -89,9 +89,11 @@ def _taken(config: RunConfig) -> UserError:
 
 
 def find(path: str | Path) -> Path:
-    """Return `path` if it is a run directory. Raises `UserError` if it is not."""
+    """Return `path` if it is a run directory, or else `runs/path` for a name. Raises `UserError` if neither is one."""
     path = Path(path).expanduser()
     try:
+        if path.name == str(path) and not path.exists() and ("runs" / path / "config.yaml").is_file():
+            path = "runs" / path
         exists, has_config = path.exists(), (path / "config.yaml").is_file()
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}); copy the run to a readable folder.") from None

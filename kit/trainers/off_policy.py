@@ -37,7 +37,7 @@ class OffPolicyTrainer(ReplayTrainer, OffPolicyAlgorithm):
     :param gradient_steps: minibatches per update; -1: as many as env steps since the last update; usual: -1, or 1 to 64
     :param tau: fraction of the way to the trained networks that the target networks move at a time; usual: 0.005 to
         0.05
-    :param n_steps: steps of a multi-step return; usual: 1, others are not supported
+    :param n_steps: steps of a multi-step return; usual: 1, and nothing else is supported
     :param random_shift: largest random shift of training images in pixels (DrQ augmentation); 0 turns it off; usual:
         0 to 4
     :param n_sampled_goal: goal tasks only (hindsight experience replay, `kit.trainers.hindsight`): for each

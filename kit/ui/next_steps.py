@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from kit.errors import need
-from kit.runs.api import branch, launch, resume
+from kit.runs.api import branch, resume
 from kit.runs.export import export
 from kit.runs.finding import local_runs
 from kit.runs.publish import push
@@ -117,12 +117,13 @@ class NextSteps:
 
     def _longer(self, run: Run) -> str:
         total_steps = _more_steps(run)
-        where = self._watch(resume(run.path, background=True, total_steps=total_steps))
+        where = self._watch(longer := resume(run.path, background=True, total_steps=total_steps))
+        self.choose(longer)  # its config has the new number of steps
         return f"{run.name} trains on, to {total_steps:,} steps: see {where}."
 
     def _branch(self, run: Run) -> str:
         panel = self._dashboard
-        new = launch(panel.settings(), start_from=run.path) if isinstance(panel, TrainPanel) else branch(run)
+        new = panel.launch(run.path) if isinstance(panel, TrainPanel) else branch(run)
         where = self._watch(new)
         later = " When it ends, its report appears here." if self._is_above else ""
         return f"{new.name} starts from the best policy of {run.name}: see {where}.{later}"
@@ -148,7 +149,8 @@ class NextSteps:
         self._viewer = Viewer(run)
         self._show(self._w.HTML(f"<iframe src='{self._viewer.url}' width='100%' height='{HEIGHT}'></iframe>"))
         port = self._viewer.port
-        return f"{self._viewer}. Empty, on a remote machine? At your computer, run ssh -L {port}:127.0.0.1:{port} HOST."
+        ssh = f"ssh -L {port}:127.0.0.1:{port} HOST"
+        return f"{self._viewer}. If the frame stays empty, the kernel is on another machine: at yours, run {ssh}."
 
     def _close_viewer(self) -> None:
         if self._viewer is not None:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -36,9 +37,9 @@ LEAVE = "Back to the form"
 NOTICE_S = 60
 """Seconds between the notice that the machine's session will end, and its end."""
 SAME = ("env", "algo", "env_options", "teacher", "dataset")
-"""Without a run of its own, a panel takes a run only if these fields equal those of the form; see `find_run`."""
+"""A run that no panel has started is a panel's only if these fields equal those of the panel's cell."""
 MARK = ".panel"
-"""File of a run that a panel has started: the `SAME` fields of that panel's cell, which the form may have changed."""
+"""File in a run that a panel has started: the `SAME` fields of the panel's cell. The form may have changed them."""
 TITLE_CHARACTERS = 60
 """Maximum number of characters of changed options and hyperparameters in the title of the folded form."""
 SETTLE_S = 0.4
@@ -149,8 +150,8 @@ class TrainPanel(Panel):
     >>> panel = kit.ui.TrainPanel(config).show()
 
     Training runs in a separate process, and continues if the tab is closed or the kernel is restarted. If a run of this
-    panel, or of this notebook with the same `SAME` fields, is already training in `runs_dir`, the panel shows that run.
-    A button shows a run that was started elsewhere.
+    panel is already training in `runs_dir`, or one of this notebook with the same env, algo, env_options, teacher and
+    dataset that is no branch, the panel shows that run. A button shows a run that was started elsewhere.
     """
 
     def __init__(
@@ -243,12 +244,13 @@ class TrainPanel(Panel):
 
     def _is_own(self, run: Run) -> bool:
         """Whether this cell's panel has started `run`, or else this notebook with the same `SAME` fields."""
-        if run.notebook != host.notebook() or run.parent is not None:
-            return False
         mark = run.path / MARK
+        if run.notebook != host.notebook():
+            return False
         if mark.exists():
             return mark.read_text() == self._cell
-        return host.notebook() is not None and asked_for(run.requested) == self._cell
+        is_known = host.notebook() is not None or "google.colab" in sys.modules  # Colab: one notebook per machine
+        return run.parent is None and is_known and asked_for(run.requested) == self._cell
 
     def _watch_or_leave(self) -> None:
         """Watch the run that another notebook or program trains; or, if the panel watches a run, leave it."""
@@ -370,11 +372,16 @@ class TrainPanel(Panel):
         self._starting = True
         self.do(self._start, "Starting a training process…")
 
+    def launch(self, start_from: Path | None = None) -> Run:
+        """Start a run with the form's settings, from the best policy of the run `start_from` if one is given."""
+        run = launch(self.settings(), start_from=start_from)
+        with contextlib.suppress(OSError):  # it trains; only a panel after a restart does not know it
+            write_atomic(run.path / MARK, self._cell)
+        return run
+
     def _start(self) -> None:
         try:
-            run = launch(self.settings())
-            with contextlib.suppress(OSError):  # it trains; only a panel after a restart does not know it
-                write_atomic(run.path / MARK, self._cell)
+            run = self.launch()
         except UserError as error:
             self.say("")
             self._show_label(str(error), valid=False)

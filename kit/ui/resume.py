@@ -60,6 +60,7 @@ class ResumePanel(Panel):
         super()._build(w)
         self.table = w.VBox([])
         self._listed: list[tuple[str, str]] = []
+        self._reader = RowReader()
         self.view.children = (store_entry(w, self.store, self._list_store), self.table, *self.view.children)
         self.view.add_class("kit-resume-panel")
 
@@ -83,7 +84,7 @@ class ResumePanel(Panel):
 
     def _beat(self) -> None:
         """Redraw the texts of the runs; if another program has started or ended one, the whole list."""
-        local = list_lines(self.runs_dir)
+        local = list_lines(self.runs_dir, self._reader)
         if [(line.name, line.now["state"]) for line in local] != self._listed:
             self._changed()
             return
@@ -97,7 +98,7 @@ class ResumePanel(Panel):
         if self.run is not None and not self.run.path.exists():
             self.leave()  # calls `_changed` again, without a run
             return
-        local = list_lines(self.runs_dir)
+        local = list_lines(self.runs_dir, self._reader)
         self._listed = [(line.name, line.now["state"]) for line in local]
         known = {line.name for line in local}
         shown = local + [line for line in self._stored if line.name not in known]
@@ -139,11 +140,13 @@ class ResumePanel(Panel):
         self.do(lambda: self.attach(self._resume(choice)), "Resuming from the last checkpoint…")
 
 
-def list_lines(where: str | Path | None) -> list[Line]:
-    """Return the latest runs in the folder or store `where`; [] for None. Raises `UserError` if it cannot be read."""
-    runs = list_runs(where) if where is not None else RunList()
+def list_lines(where: str | Path | None, reader: RowReader | None = None) -> list[Line]:
+    """Return the latest runs in the folder or store `where`; [] for None. Raises `UserError` if it cannot be read.
+
+    With the same `reader` again, only what has changed in a folder is read.
+    """
+    runs, reader = list_runs(where) if where is not None else RunList(), reader or RowReader()
     if isinstance(runs, RunList):
-        reader = RowReader()
         return [reader.line(JobRow(run.name, run.path)) for run in runs[:SHOWN]]
     prefix = str(where).rstrip("/")
     return [Line(now["name"], {**EMPTY, **now}, choice=f"{prefix}/{now['name']}") for now in runs[:SHOWN]]

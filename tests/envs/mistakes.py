@@ -267,6 +267,17 @@ class Longer(Leaky):
         return np.zeros(2, np.float32), super().reset(seed=seed)[1]
 
 
+class Shortened(gymnasium.Wrapper):
+    """`Longer` as a wrapper puts it right: no mistake."""
+
+    def __init__(self) -> None:
+        super().__init__(Longer())
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        obs, info = super().reset(seed=seed)
+        return obs[:1], info
+
+
 class Lone(Leaky):
     """Gymnasium env whose step returns a single number for an observation of three."""
 

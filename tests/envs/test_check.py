@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import kit
-from kit import cli
+from kit import cli, envs
 from kit.envs import names
 from kit.errors import UserError
 from kit.runs.video import RANDOM_S
@@ -131,13 +131,17 @@ def test_no_training_starts_with_a_mistake(mistake: str, tmp_path: Path) -> None
     [
         ("Longer", r"reset\(\) returned an observation of shape \(2,\), expected \(1,\); it must agree with obs"),
         ("Lone", r"step\(\) returned an observation of shape \(\), expected \(3,\); it must agree with obs"),
-        ("Old", r"step\(\) returned 4 values, expected a tuple; return observation, reward, terminated, truncated, i"),
+        ("Old", r"step\(\) returned 4 values, expected a tuple of 5; return observation, reward, terminated, t"),
     ],
 )
 def test_no_training_starts_with_a_mistake_of_a_gymnasium_env(mistake: str, says: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"^env='{mistake}': {says}") as refused:
         kit.launch(env=f"{MODULE}:{mistake}", total_steps=100, runs_dir=str(tmp_path))
     assert "\n" not in str(refused.value) and not list(tmp_path.iterdir())
+
+
+def test_a_wrapper_of_ones_own_is_checked_and_not_the_env_inside() -> None:
+    assert envs.describe(f"{MODULE}:Shortened").observation_space.shape == (1,)
 
 
 @pytest.mark.parametrize(

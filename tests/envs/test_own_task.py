@@ -100,7 +100,7 @@ def test_a_task_with_a_syntax_error_is_refused_with_file_and_line_though_an_olde
         importlib.invalidate_caches()
         sys.modules.pop("alley", None)
         if code is half:
-            lacking = "env='alley:Alley' lacks advance, reset, reward, terminated; write these methods."
+            lacking = "env='alley:Alley' lacks advance, reset, reward, terminated; write what is missing."
             with pytest.raises(UserError, match=lacking):
                 kit.check_task("alley:Alley")
         else:

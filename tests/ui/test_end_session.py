@@ -32,7 +32,7 @@ def test_the_session_ends_only_when_the_run_is_safe(tmp_path: Path, monkeypatch:
     ):
         store = {"url": "hf://me/runs", "step": step, "time": 1.0, "state": "ok", "error": ""}
         run = make_run(tmp_path, name, config={"store": str(tmp_path)}, store=store, state=state)
-        monkeypatch.setattr(panel_module, "launch", lambda config, run=run: run)
+        monkeypatch.setattr(panel_module, "launch", lambda config, start_from=None, run=run: run)
         TrainPanel(RunConfig(runs_dir=str(tmp_path)), end_session=True).show()
         assert bool(ended) == safe
         ended.clear()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import html
 import shlex
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -324,7 +325,7 @@ def test_pasted_yaml_fills_the_form(panel: TrainPanel) -> None:
 def test_train_launches_what_the_form_says(panel: TrainPanel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[RunConfig] = []
 
-    def launch(config: RunConfig) -> Any:
+    def launch(config: RunConfig, start_from: None = None) -> Any:
         asked.append(config)
         return make_run(tmp_path, "made", config={"total_steps": 500})
 
@@ -345,7 +346,7 @@ def test_an_edit_that_arrives_after_the_press_of_train_counts(
     """While the kernel is busy, the browser sends an entry's second edit later than the press that followed it."""
     asked: list[str] = []
 
-    def launch(config: RunConfig) -> Any:
+    def launch(config: RunConfig, start_from: None = None) -> Any:
         asked.append(config.algo)
         return make_run(tmp_path, "made")
 
@@ -359,7 +360,7 @@ def test_an_edit_that_arrives_after_the_press_of_train_counts(
 
 
 def test_a_refused_launch_shows_its_error_in_the_panel(panel: TrainPanel, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(config: RunConfig) -> Any:
+    def refuse(config: RunConfig, start_from: None = None) -> Any:
         raise UserError("store='hf://me/runs' needs a Hugging Face token.")
 
     monkeypatch.setattr(panel_module, "launch", refuse)
@@ -481,7 +482,7 @@ def test_a_run_of_a_panel_is_found_after_a_restart_though_its_form_was_edited(
     """As on Colab, where the notebook's path is not known."""
     monkeypatch.delenv("JPY_SESSION_NAME", raising=False)
     run = make_run(tmp_path, "made", config={"algo": "SAC"})
-    monkeypatch.setattr(panel_module, "launch", lambda config: run)
+    monkeypatch.setattr(panel_module, "launch", lambda config, start_from=None: run)
     with at_work(run):
         panel.form.entries["algo"].value = "SAC"
         panel.train_button.click()
@@ -496,13 +497,19 @@ def test_a_run_of_a_terminal_is_not_taken_for_that_of_a_notebook_without_a_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("JPY_SESSION_NAME", raising=False)
-    with at_work(make_run(tmp_path, "typed")):
+    run = make_run(tmp_path, "typed")
+    with at_work(run):
         assert panel_of(tmp_path).run is None
         assert panel_of(tmp_path, env="Ant-v5", run_name="typed").run is None, "another task's run has this name"
         named = panel_of(tmp_path, run_name="typed")
         assert named.run is not None and named.run.name == "typed"
         named.leave()
         named.estimator.cancel()
+        monkeypatch.setitem(sys.modules, "google.colab", ModuleType("google.colab"))  # a machine with one notebook
+        on_colab = panel_of(tmp_path)
+        assert on_colab.run is not None and on_colab.run.name == "typed"
+        on_colab.leave()
+        on_colab.estimator.cancel()
 
 
 def test_a_watched_run_is_not_the_run_of_the_panel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -616,10 +623,11 @@ def test_the_run_of_a_panel_is_never_one_of_other_episodes_teachers_or_options(
 
 def test_without_a_user_it_trains_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KIT_HEADLESS", "1")
-    monkeypatch.setattr(panel_module, "launch", lambda config: make_run(tmp_path, "ok"))
+    monkeypatch.setattr(panel_module, "launch", lambda config, start_from=None: make_run(tmp_path, "ok"))
     panel = TrainPanel(runs_dir=str(tmp_path)).show()
     assert panel.run is not None and panel.run.status()["state"] == "finished"
-    monkeypatch.setattr(panel_module, "launch", lambda config: make_run(tmp_path, "bad", state="failed", message="no"))
+    bad = make_run(tmp_path, "bad", state="failed", message="no")
+    monkeypatch.setattr(panel_module, "launch", lambda config, start_from=None: bad)
     with pytest.raises(RunFailed, match="bad failed: no"):
         TrainPanel(runs_dir=str(tmp_path)).show()
 
@@ -629,7 +637,7 @@ def test_a_rented_machine_without_a_store_shows_a_warning(
 ) -> None:
     monkeypatch.setenv("RUNPOD_POD_ID", "4711")
     panel.form.entries["seed"].value = "1"
-    wait_for(lambda: "Without a store, the run is lost" in panel.label.value)
+    wait_for(lambda: "Without a store, the run may be lost" in panel.label.value)
     panel.form.entries["store"].value = str(tmp_path / "store")
     wait_for(lambda: "on this machine" in panel.label.value and "Without a store" not in panel.label.value)
 
@@ -651,7 +659,7 @@ def test_the_warning_about_the_store_is_there_before_the_estimate_and_without_on
     monkeypatch.setattr(speed, "answer", answer)
     panel.form.entries["seed"].value = "1"
     wait_for(measuring.is_set)
-    warning = "Without a store, the run is lost with this machine&#x27;s files (Kaggle: only saved versions keep"
+    warning = "Without a store, the run may be lost with this machine (Kaggle: only saved versions keep"
     assert "Measuring this machine" in panel.label.value and warning in panel.label.value
     answered.set()
     wait_for(lambda: f"no speed. {warning}" in panel.label.value)

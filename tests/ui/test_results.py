@@ -410,6 +410,11 @@ def test_a_branch_has_the_settings_of_the_form_above_the_report(
     new = next(run for run in local_runs(tmp_path) if run.name != "arm")
     assert new.parent is not None and new.parent[0] == "arm"
     assert (new.config.overrides["learning_rate"], new.config.total_steps) == (1e-5, 1)
+    with at_work(new):  # after a restart of the kernel, the cell finds the branch that its panel has started
+        again = TrainPanel(trained.requested.replace(run_name=None)).show()
+        assert again.find_run().name == new.name and again.own_run is not None
+        again.leave()
+    again.estimator.cancel()
     panel.form.entries["total_steps"].value = "many"
     assert "total_steps=&#x27;many&#x27; is a text" in press(steps, "Branch")
     panel.estimator.cancel()
