@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,8 @@ def test_a_changed_task_is_read_again_without_complaints_about_the_half_written_
     from IPython.core.interactiveshell import InteractiveShell
 
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)  # before tests/envs, which has a chase.py too
+    monkeypatch.delitem(sys.modules, "chase", raising=False)
     cells = {cell["id"]: "".join(cell["source"]) for cell in read(NOTEBOOKS[10])["cells"]}
     shell = InteractiveShell()
     shell.run_cell(cells["autoreload"])
