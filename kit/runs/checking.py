@@ -1,4 +1,4 @@
-"""Check a task or env of your own, and film it, before you train on it."""
+"""Check and film your own task before training."""
 
 from __future__ import annotations
 

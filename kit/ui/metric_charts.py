@@ -20,7 +20,7 @@ from kit.ui.plots import PALETTE
 SIZE = 640, 260
 """Width and height of the chart in pixels."""
 FIRST = (TERMS, "rollout/ep_rew_mean", "eval/mean_return", "train/approx_kl", "train/entropy_loss")
-"""Entries at the top of the list, if the run has them; the others follow by name. `TERMS` is a chart of all terms."""
+"""First entries of the list of metrics. The others follow in alphabetical order. `TERMS` charts all reward terms."""
 NOT_METRICS = ("step", "time/iterations", "time/total_timesteps", "time/time_elapsed")
 NO_RUN = "no other run"
 

@@ -59,8 +59,7 @@ class Panel(Dashboard):
     """
 
     _pressed_at = 0.0
-    """Unix seconds of the last press in any panel: a cell that was run again has left an older panel, which also ends
-    the session."""
+    """Time of the last press in any panel, in unix seconds. It is shared, because older panels of a cell run on."""
 
     def __init__(self, end_session: bool = False) -> None:
         super().__init__()
