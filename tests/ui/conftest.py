@@ -1,4 +1,4 @@
-"""Fixtures for tests in a browser: Chromium, JupyterLab, a page."""
+"""Fixtures: a train panel; for tests in a browser Chromium, JupyterLab, a page."""
 
 from __future__ import annotations
 
@@ -10,7 +10,25 @@ from typing import Any
 
 import pytest
 
+from kit.config import RunConfig
+from kit.measure import speed
+from kit.ui.panel import TrainPanel
 from tests.ui.lab import CHROMIUM, FLAGS, Lab
+
+
+@pytest.fixture
+def known_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Show panels as to a person, and let them take 1,000 steps/s as measured."""
+    monkeypatch.setenv("KIT_HEADLESS", "0")
+    known = speed.Speed("Reach", "PPO", 8, "cpu", 4000.0, 3000.0, 1000.0)
+    monkeypatch.setattr(speed, "cached", lambda config: known)
+
+
+@pytest.fixture
+def panel(known_speed: None, tmp_path: Path) -> Iterator[TrainPanel]:
+    shown = TrainPanel(RunConfig(runs_dir=str(tmp_path), total_steps=100_000, n_envs=8)).show()  # no probing
+    yield shown
+    shown.estimator.cancel()
 
 
 @pytest.fixture(scope="session")

@@ -14,9 +14,9 @@ from kit.ui import dashboard
 from kit.ui import panel as panel_module
 from kit.ui.panel import TrainPanel
 from tests.ui.fabricate import at_work, make_run, text_of, wait_for, watch_to_the_end
-from tests.ui.test_panel import somebody_there  # noqa: F401
 
 pytest.importorskip("ipywidgets")
+pytestmark = pytest.mark.usefixtures("known_speed")
 
 
 def test_the_session_ends_only_when_the_run_is_safe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
