@@ -119,7 +119,7 @@ class RunConfig:
     processes: int = _setting(1, "processes for distributed training, each on its own GPU; PPO only; usual: 1 to 8")
 
     def __post_init__(self) -> None:
-        for name, kind in typing.get_type_hints(type(self)).items():
+        for name, kind in _field_types().items():
             value = getattr(self, name)
             if isinstance(value, float) and value.is_integer() and int in _alternatives(kind):
                 value = int(value)  # a float such as 1e6 is accepted where a field takes a whole number
@@ -209,7 +209,7 @@ class RunConfig:
         1e6, 400k and 1,000,000 are numbers, mappings are JSON, and an empty text or "none" is None where the field
         allows it.
         """
-        kinds, text = _alternatives(typing.get_type_hints(RunConfig)[name]), text.strip()
+        kinds, text = _alternatives(_field_types()[name]), text.strip()
         if dict in kinds:
             return _mapping(name, text)
         if text.lower() in ("", "none", "null") and types.NoneType in kinds:
@@ -363,6 +363,12 @@ def to_text(value: Any) -> str:
 def folder_name(text: str) -> str:
     """Replace characters that are not safe in a folder name by hyphens."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text)
+
+
+@cache
+def _field_types() -> dict[str, Any]:
+    """Return field -> type. A form reads all fields after each edit."""
+    return typing.get_type_hints(RunConfig)
 
 
 def _alternatives(kind: Any) -> tuple[type, ...]:

@@ -286,9 +286,7 @@ class Dashboard:
         return button
 
     def _html(self, name: str) -> Any:
-        box = self._w.HTML("", layout=self._w.Layout(overflow="visible", margin="0"))
-        box.add_class(name)
-        return box
+        return self._w.HTML("", layout=self._w.Layout(overflow="visible", margin="0"), _dom_classes=(name,))
 
 
 def display_widget(view: Any, saved_text: str) -> None:

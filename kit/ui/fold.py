@@ -21,13 +21,13 @@ def focus(widget: Any) -> None:
 class Fold:
     """A collapsible section: a button with the title, and below it, while `is_open`, the widgets `children`.
 
-    `w`: ipywidgets; `name`: CSS class of the view.
+    The browser draws the children when they are first shown. `w`: ipywidgets; `name`: CSS class of the view.
     """
 
     def __init__(self, w: Any, title: str, name: str, children: Sequence[Any], is_open: bool = False) -> None:
         self.button = w.ToggleButton(value=is_open, layout=w.Layout(width="100%", height="auto"))
         self.button.add_class("kit-fold-button")
-        self._content = w.VBox(list(children), layout=w.Layout(padding="6px 8px"))
+        self._children, self._content = tuple(children), w.VBox(layout=w.Layout(padding="6px 8px"))
         self._title = title
         self.view = w.VBox([self.button, self._content], layout=w.Layout(max_width="920px", margin="4px 0"))
         self.view.add_class(name)
@@ -55,6 +55,8 @@ class Fold:
     def _draw(self) -> None:
         self.button.description = f"{'▾' if self.is_open else '▸'} {self._title}"
         self.button.tooltip = "press to close" if self.is_open else "press to open"  # ipywidgets has no aria-expanded
+        if self.is_open:
+            self._content.children = self._children
         self._content.layout.display = "flex" if self.is_open else "none"
 
 

@@ -11,7 +11,7 @@ from kit import envs
 from kit.config import ALGOS, ENCODERS, PRESETS, RunConfig, to_text
 from kit.errors import UserError, need
 from kit.ui.fold import Fold
-from kit.ui.hyper import Hyperparameters, label, text_entry
+from kit.ui.hyper import Entries, Hyperparameters, label
 from kit.ui.task import option_names, sensible_steps
 
 GROUPS = {
@@ -32,19 +32,19 @@ class Form:
 
     def __init__(self, config: RunConfig, on_change: Callable[[], None], dollars_per_hour: float | None = None) -> None:
         self._w = w = need("ipywidgets", "notebook")
+        self._make = Entries(w).make
         self.entries: dict[str, Any] = {}
         self._suggested = to_text(sensible_steps(config.env))
         for field in dataclasses.fields(RunConfig):
             entry = self._entry(field, _field_text(getattr(config, field.name)))
-            entry.add_class(f"kit-field-{field.name}")
             entry.observe(lambda _: on_change(), names="value")
             self.entries[field.name] = entry
         self.entries["env"].observe(self._suggest, names="value")
         self._name_options(config.env)
-        self.price = text_entry(
-            w, "dollars per hour", "price of this machine, for the estimate; usual: 0.2 to 4; default: the last known",
-            placeholder="last known price",
-            value="" if dollars_per_hour is None else f"{dollars_per_hour:g}",
+        self.price = self._make(
+            "dollars per hour", "kit-field-dollars_per_hour",
+            "price of this machine, for the estimate; usual: 0.2 to 4; default: the last known",
+            placeholder="last known price", value="" if dollars_per_hour is None else f"{dollars_per_hour:g}",
         )  # fmt: skip
         self.price.observe(lambda _: on_change(), names="value")
         self.hyper = Hyperparameters(w, self._override)
@@ -102,12 +102,13 @@ class Form:
 
     def _entry(self, field: dataclasses.Field[Any], text: str) -> Any:
         w, name, default = self._w, field.name, getattr(RunConfig(), field.name)
+        css = f"kit-field-{name}"
         explanation = f"{field.metadata['help']}; default: {_field_text(default) or 'none'}"
         if name in CHOICES:
             options = tuple(dict.fromkeys((*CHOICES[name], text)))
-            return text_entry(w, name, explanation, kind=w.Dropdown, options=options, value=text)
+            return self._make(name, css, explanation, kind=w.Dropdown, options=options, value=text)
         kind = {"kind": w.Combobox, "options": [*envs.names(), *envs.robot_envs()]} if name == "env" else {}
-        return text_entry(w, name, explanation, value=text, placeholder=PLACEHOLDERS.get(name, ""), **kind)
+        return self._make(name, css, explanation, value=text, placeholder=PLACEHOLDERS.get(name, ""), **kind)
 
 
 def _field_text(value: Any) -> str:

@@ -26,7 +26,7 @@ class Hyperparameters:
     """One text entry per hyperparameter; calls `on_change(overrides)` with all overrides after each edit."""
 
     def __init__(self, w: Any, on_change: Callable[[dict[str, Any]], None]) -> None:
-        self._w, self._on_change = w, on_change
+        self._make, self._on_change = Entries(w, label_px=150, width_px=290).make, on_change
         self.entries: dict[str, Any] = {}
         self._algo, self._overrides = "", dict[str, Any]()
         self._latest = object()  # replaced by each edit of the user and each `show`, which ends an older `show`
@@ -74,8 +74,7 @@ class Hyperparameters:
                 self._showing = None
 
     def _entry(self, name: str, explanation: str) -> Any:
-        entry = text_entry(self._w, name, explanation, label_px=150, width_px=290)
-        entry.add_class(f"kit-hyper-{name}")
+        entry = self._make(name, f"kit-hyper-{name}", explanation)
         entry.observe(lambda change: self._edited(name, change["new"].strip()), names="value")
         return entry
 
@@ -104,19 +103,26 @@ def label(name: str, explanation: str) -> str:
     return f"{name.replace('_', ' ')}<span class='kit-help' role='tooltip'>{html.escape(explanation)}</span>"
 
 
-def text_entry(
-    w: Any, name: str, explanation: str, kind: Any = None, label_px: int = 118, width_px: int = 260, **settings: Any
-) -> Any:
-    """Return an entry that shows `explanation` while it has the focus or the pointer is on its label.
+class Entries:
+    """Makes entries of one width. They share one layout and one style: each is a widget, and sixty take half a second.
 
-    `w`: ipywidgets; `kind`: widget class (Text).
+    `w`: ipywidgets.
     """
-    entry = (kind or w.Text)(
-        description=label(name, explanation), description_allow_html=True, style={"description_width": f"{label_px}px"},
-        layout=w.Layout(width=f"{width_px}px", max_width="100%"), **settings,
-    )  # fmt: skip
-    entry.add_class("kit-entry")
-    return entry
+
+    def __init__(self, w: Any, label_px: int = 118, width_px: int = 260) -> None:
+        self._w = w
+        self._style = w.Text(style={"description_width": f"{label_px}px"}).style
+        self._layout = w.Layout(width=f"{width_px}px", max_width="100%")
+
+    def make(self, name: str, css: str, explanation: str, kind: Any = None, **settings: Any) -> Any:
+        """Return an entry that shows `explanation` while it has the focus or the pointer is on its label.
+
+        `css`: CSS class of the entry; `kind`: widget class (Text).
+        """
+        return (kind or self._w.Text)(
+            description=label(name, explanation), description_allow_html=True, style=self._style, layout=self._layout,
+            _dom_classes=("kit-entry", css), **settings,  # `add_class` would send a message for each
+        )  # fmt: skip
 
 
 def parsed(name: str, text: str) -> Any:

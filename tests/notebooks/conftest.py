@@ -10,9 +10,9 @@ import pytest
 
 @pytest.fixture(scope="module", autouse=True)
 def short_videos() -> Iterator[None]:
-    """Limit videos to 0.5 s, because rendering takes longest."""
+    """Limit videos to 0.1 s, because rendering takes longest."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("KIT_FILM_S", "0.5")
+        patch.setenv("KIT_FILM_S", "0.1")
         yield
 
 
