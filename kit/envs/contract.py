@@ -18,6 +18,8 @@ from kit.envs.obs import Groups, Obs
 Info = dict[str, Any]
 Step = tuple[Obs, torch.Tensor, torch.Tensor, torch.Tensor, Info]
 """(obs, reward (n,), terminated (n,) bool, truncated (n,) bool, info)."""
+TERM = "reward/"
+"""Prefix of the entries of `Info` that are terms of the step's reward."""
 TOTALS = ("episode_return", "episode_length")
 """Entries of `Info` with totals of the episode."""
 

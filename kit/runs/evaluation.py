@@ -36,8 +36,8 @@ EPISODES, EPISODES_NO_PHYSICS = 20, 100
 The environment variable KIT_EVAL_EPISODES sets another number."""
 LONGEST_EPISODE = 108_000
 """An evaluation fails if no episode ends within this many steps. The longest Atari episode has 108,000 frames."""
-TERM, RATE = "reward/", "_per_minute"
-"""Metrics with the prefix TERM or the suffix RATE are summed over each episode; others are read at its last step.
+RATE = "_per_minute"
+"""Metrics with the prefix "reward/" or the suffix RATE are summed over each episode; others are read at its last step.
 
 With the suffix RATE, the mean of these sums is divided by the mean episode length in simulated minutes."""
 
@@ -67,6 +67,7 @@ class Evaluator:
         """Play the episodes with `actor`. Return metrics as in `evaluate`, or None once `should_stop()` is true."""
         import torch
 
+        from kit.envs.contract import TERM
         from kit.envs.play import play
 
         ended_values: dict[str, list[torch.Tensor]] = {}  # of finished episodes

@@ -24,6 +24,7 @@ from kit.envs.sb3 import TensorVecEnv
 from kit.errors import Interrupted, UserError
 from kit.trainers.actor import Actor
 from kit.trainers.normalize import Normalizer, scaled
+from kit.trainers.reward_terms import RewardTerms
 from kit.trainers.saving import Component, Counters, FrozenWeights, Optimizers, RandomGenerators, State, Weights
 
 NEW_IN_ENV = (f"{curriculum.OPTION}.", f"{randomize.OPTION}.{randomize.ACTIVE}")
@@ -87,6 +88,7 @@ class TensorTrainer(BaseAlgorithm):
         self.on_boundary: Callable[[], None] = lambda: None
         self.should_stop: Callable[[], bool] = lambda: False
         self.on_divergence: Callable[[Divergence], object] = lambda divergence: None
+        self.reward_terms = RewardTerms()
         self._normalize = normalize
         self._attached: dict[str, Component] = {}
         skip_compiler_import()
@@ -246,8 +248,9 @@ class TensorTrainer(BaseAlgorithm):
             self.ep_success_buffer.extend(success.flatten()[ended].float().tolist())
 
     def _log_episodes(self) -> None:
-        """Prepare SB3's `dump_logs`: read the episodes, report diverged physics, record the stage of the curriculum."""
+        """Prepare SB3's `dump_logs`: read the episodes, report diverged physics, record reward terms and stage."""
         self._read_episodes()
+        self.reward_terms.record(self.logger)
         for divergence in self.tensor_env.take_divergences():
             self.on_divergence(divergence)
         if self.tensor_env.stage is not None:
@@ -361,8 +364,9 @@ class TensorTrainer(BaseAlgorithm):
 
     def _excluded_save_params(self) -> list[str]:
         ours = [
-            "on_boundary", "on_divergence", "should_stop", "tensor_env", "normalizer", "iteration", "_unread",
-            "_normalize", "_ready", "_actors", "_attached", "_last_obs", "_last_episode_starts", "_last_original_obs",
+            "on_boundary", "on_divergence", "should_stop", "reward_terms", "tensor_env", "normalizer", "iteration",
+            "_unread", "_normalize", "_ready", "_actors", "_attached", "_last_obs", "_last_episode_starts",
+            "_last_original_obs",
         ]  # fmt: skip
         return [*super()._excluded_save_params(), *ours]
 

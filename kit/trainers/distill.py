@@ -148,6 +148,8 @@ class Distill(ImitationTrainer):
             self._update_current_progress_remaining(self.num_timesteps, self._total_timesteps)
             if not callback.on_step():
                 return False
+        self.reward_terms.clear()
+        self.reward_terms.add(info)
         callback.on_rollout_end()
         return True
 

@@ -134,6 +134,8 @@ class OffPolicyTrainer(ReplayTrainer, OffPolicyAlgorithm):
             self._update_current_progress_remaining(self.num_timesteps, self._total_timesteps)
             if not callback.on_step():
                 return RolloutReturn(steps * self.n_envs, episodes, continue_training=False)
+        self.reward_terms.clear()
+        self.reward_terms.add(info)
         callback.on_rollout_end()
         return RolloutReturn(steps * self.n_envs, episodes, continue_training=True)
 

@@ -17,6 +17,7 @@ from kit.trainers import fast
 from kit.trainers.base import READ_EVERY, TensorTrainer
 from kit.trainers.clips import image_stacks
 from kit.trainers.networks import Networks
+from kit.trainers.reward_terms import SAMPLES
 from kit.trainers.rollout import Rollout
 
 
@@ -106,6 +107,8 @@ class OnPolicyTrainer(TensorTrainer, OnPolicyAlgorithm):
         on_cpu, has_success = self.device.type == "cpu", False
         self.policy.set_training_mode(False)
         rollout.begin()
+        self.reward_terms.clear()
+        every = -(-n_rollout_steps // SAMPLES)
         if self.use_sde:
             self.policy.reset_noise(self.n_envs)
         callback.on_rollout_start()
@@ -120,6 +123,8 @@ class OnPolicyTrainer(TensorTrainer, OnPolicyAlgorithm):
                 actions = self.networks.sample(rollout, step, obs)
                 new_obs, reward, terminated, truncated, info = self.tensor_env.step(actor.to_env(actions))
                 done = terminated | truncated
+                if step % every == 0:
+                    self.reward_terms.add(info)
                 rollout.done[step] = done
                 rollout.episode_return[step] = info["episode_return"]
                 rollout.episode_length[step] = info["episode_length"]

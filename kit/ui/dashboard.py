@@ -26,7 +26,7 @@ from kit.ui import heartbeat, style, videos
 from kit.ui.chart import HEIGHT, ROW, WIDTH, Line, chart, line_chart
 from kit.ui.fold import focus
 from kit.ui.headless import follow, nobody_there, shell_of_notebook
-from kit.ui.learning import COLUMNS, TERMS, Curve, reward_terms
+from kit.ui.learning import COLUMNS, TERMS, TRAINING_TERMS, Curve, reward_terms, smoothed
 from kit.ui.metric_charts import MetricCharts
 from kit.ui.notice import Notice
 from kit.ui.plots import PALETTE
@@ -307,16 +307,21 @@ def session_left_s(run: Run, now: dict[str, Any]) -> float | None:
 def charts(rows: list[dict[str, Any]], total_steps: int) -> str:
     """Return charts as HTML: success rate (if the task has one), mean return, and reward terms (if it names some)."""
     drawn = [chart(curve, total_steps) for curve in Curve.of(rows)]
-    if terms := reward_terms(rows):
-        drawn.append(_terms_chart(terms))
+    for title in (TRAINING_TERMS, TERMS):  # runs of older versions have only those of evaluations
+        if terms := reward_terms(rows, title):
+            drawn.append(_terms_chart(title, terms))
+            break
     return style.wrap(style.flex(f"<div>{each}</div>" for each in drawn))
 
 
-def _terms_chart(terms: dict[str, np.ndarray]) -> str:
+def _terms_chart(title: str, terms: dict[str, np.ndarray]) -> str:
     """Return a chart of the largest reward terms as HTML; `terms` begins with them."""
-    shown = list(terms.items())[:MOST_TERMS]
-    lines = [Line(name, colour, points, dots=True) for (name, points), colour in zip(shown, PALETTE, strict=False)]
+    shown, live = list(terms.items())[:MOST_TERMS], title == TRAINING_TERMS
+    lines = [
+        Line(name, colour, smoothed(points) if live else points, dots=not live)
+        for (name, points), colour in zip(shown, PALETTE, strict=False)
+    ]
     last = max(points[-1, 0] for _, points in shown)
     size = WIDTH, HEIGHT + ROW * (len(lines) // 3)  # the legend of many terms has more rows
     rest = style.note("All metrics also shows the smaller terms.") if len(terms) > len(shown) else ""
-    return line_chart(TERMS, lines, (0, last or 1), size=size) + rest
+    return line_chart(title, lines, (0, last or 1), size=size) + rest

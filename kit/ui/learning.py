@@ -17,9 +17,11 @@ MEASURES = (
     ("Mean return", "rollout/ep_rew_mean", "eval/mean_return", "teacher/mean_return", False),
 )
 """Title; metrics of training, of evaluation and of the teacher; whether it is a rate from 0 to 1."""
-TERMS, TERM = "Reward terms", "eval/reward/"
-"""Title of the chart of reward terms, and the prefix of their metrics."""
-COLUMNS = ("step", TERM, *(name for _, *names, _ in MEASURES for name in names))
+TERMS, TRAINING_TERMS = "Reward terms", "Reward terms in training"
+PREFIXES = {TERMS: "eval/reward/", TRAINING_TERMS: "rollout/reward/"}
+"""Title of a chart of reward terms -> the prefix of their metrics."""
+LENGTH = "rollout/ep_len_mean"
+COLUMNS = ("step", LENGTH, *PREFIXES.values(), *(name for _, *names, _ in MEASURES for name in names))
 
 
 MEANINGS = {
@@ -28,7 +30,9 @@ MEANINGS = {
     "Mean return": "Sum of the rewards of an episode, averaged over episodes. training: recent training episodes, with "
     "exploration noise; evaluation: separate episodes without noise.",
     TERMS: "Sum of each reward term over an episode, averaged over the episodes of an evaluation.",
-    "rollout/ep_len_mean": "Mean number of steps of recent training episodes.",
+    TRAINING_TERMS: "Sum of each reward term over a training episode, with exploration noise: its mean in a few steps "
+    "of the latest rollout, times the mean number of steps of recent episodes.",
+    LENGTH: "Mean number of steps of recent training episodes.",
     "rollout/ep_rew_mean": "Mean return of recent training episodes, with exploration noise.",
     "rollout/stage": "Stage of the task's curriculum, from 0; evaluations always use the last one.",
     "rollout/success_rate": "Share of recent training episodes that ended in success.",
@@ -87,11 +91,22 @@ def series(rows: Sequence[dict[str, Any]], name: str) -> np.ndarray:
     return points[np.isfinite(points[:, 1])]
 
 
-def reward_terms(rows: Sequence[dict[str, Any]]) -> dict[str, np.ndarray]:
-    """Return reward term -> (k, 2) pairs (step, value) of the evaluations, the largest mean size first."""
-    names = sorted({name for row in rows for name in row if name.startswith(TERM)})
-    terms = {name.removeprefix(TERM): points for name in names if len(points := series(rows, name))}
+def reward_terms(rows: Sequence[dict[str, Any]], title: str) -> dict[str, np.ndarray]:
+    """Return reward term -> (k, 2) pairs (step, sum over an episode), the largest mean size first.
+
+    `title`: `TERMS`, those of evaluations, or `TRAINING_TERMS`.
+    """
+    prefix = PREFIXES[title]
+    if title == TRAINING_TERMS:
+        rows = [_per_episode(row, prefix) for row in rows if isinstance(row.get(LENGTH), int | float)]
+    names = sorted({name for row in rows for name in row if name.startswith(prefix)})
+    terms = {name.removeprefix(prefix): points for name in names if len(points := series(rows, name))}
     return dict(sorted(terms.items(), key=lambda item: -float(np.abs(item[1][:, 1]).mean())))
+
+
+def _per_episode(row: dict[str, Any], prefix: str) -> dict[str, Any]:
+    """Return the metrics of `row` that begin with `prefix`, means per step, as sums over an episode."""
+    return {"step": row["step"]} | {name: x * row[LENGTH] for name, x in row.items() if name.startswith(prefix)}
 
 
 def _last(rows: Sequence[dict[str, Any]], name: str) -> float | None:

@@ -14,13 +14,14 @@ from kit.runs.run import Run
 from kit.ui import style
 from kit.ui.chart import Line, line_chart
 from kit.ui.fold import Fold
-from kit.ui.learning import MEANINGS, TERM, TERMS, series, smoothed
+from kit.ui.learning import MEANINGS, PREFIXES, TERMS, TRAINING_TERMS, reward_terms, series, smoothed
 from kit.ui.plots import PALETTE
 
 SIZE = 640, 260
 """Width and height of the chart in pixels."""
-FIRST = (TERMS, "rollout/ep_rew_mean", "eval/mean_return", "train/approx_kl", "train/entropy_loss")
-"""First entries of the list of metrics. The others follow in alphabetical order. `TERMS` charts all reward terms."""
+FIRST = (TRAINING_TERMS, TERMS, "rollout/ep_rew_mean", "eval/mean_return", "train/approx_kl", "train/entropy_loss")
+"""First entries of the list of metrics. The others follow in alphabetical order. The first two chart all
+reward terms."""
 NOT_METRICS = ("step", "time/iterations", "time/total_timesteps", "time/time_elapsed")
 NO_RUN = "no other run"
 
@@ -102,21 +103,23 @@ class MetricCharts:
     def _chart(self, metric: str, lines: Sequence[Line]) -> str:
         last = max((line.points[-1, 0] for line in lines if len(line.points)), default=1.0)
         first, end = (last * share / 100 for share in self.range.value)
-        is_number = metric.startswith(("train/learning_rate", TERM))  # a reward term may be called action_rate
+        # a reward term may be called action_rate
+        is_number = metric.startswith(("train/learning_rate", *PREFIXES.values()))
         percent = metric.endswith(("_rate", "clip_fraction")) and not is_number
         drawn = line_chart(metric, lines, (first, max(end, first + 1)), percent, size=SIZE)
         return style.wide(drawn) + style.note(MEANINGS.get(metric, ""))
 
     def _lines(self, metric: str, rows: Sequence[dict[str, Any]], suffix: str) -> list[Line]:
         """Return a line per metric; `suffix` names the other run, whose lines are dashed."""
-        names = [metric] if metric != TERMS else [name for name in columns(rows) if name.startswith(TERM)]
-        dots = metric.startswith("eval/") or metric == TERMS
+        terms = reward_terms(rows, metric) if metric in PREFIXES else None
+        drawn = {metric: series(rows, metric)} if terms is None else dict(sorted(terms.items()))
+        dots = (metric.startswith("eval/") or metric == TERMS) and self.smooth.value == 1
         return [
             Line(
-                name.removeprefix(TERM) + suffix, colour if metric == TERMS or not suffix else style.ORANGE,
-                smoothed(series(rows, name), self.smooth.value), dots and self.smooth.value == 1, bool(suffix),
+                name + suffix, style.ORANGE if suffix and terms is None else colour,
+                smoothed(points, self.smooth.value), dots, bool(suffix),
             )
-            for name, colour in zip(names, np.resize(PALETTE, len(names)).tolist(), strict=True)
+            for (name, points), colour in zip(drawn.items(), np.resize(PALETTE, len(drawn)).tolist(), strict=True)
         ]  # fmt: skip
 
 
@@ -128,6 +131,5 @@ def columns(rows: Sequence[dict[str, Any]]) -> list[str]:
 def metrics_of(rows: Sequence[dict[str, Any]]) -> list[str]:
     """Return the entries of the list of metrics: `FIRST`, then the other columns by name."""
     found = [name for name in columns(rows) if name not in NOT_METRICS]
-    if any(name.startswith(TERM) for name in found):
-        found = [TERMS, *found]
+    found += [title for title, prefix in PREFIXES.items() if any(name.startswith(prefix) for name in found)]
     return sorted(found, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))

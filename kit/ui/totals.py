@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from kit.envs.contract import TERM
 from kit.envs.play import Transition
-from kit.runs.evaluation import TERM
 
 
 def reward_terms(reward: torch.Tensor, info: Mapping[str, Any]) -> dict[str, torch.Tensor]:

@@ -158,6 +158,24 @@ def test_the_largest_reward_terms_are_shown_beside_the_curves(tmp_path: Path) ->
     assert "energy, step 0: -2" in few and "near, step 0: 1" in few and "smaller terms" not in few
 
 
+def test_reward_terms_in_training_are_shown_per_episode(tmp_path: Path) -> None:
+    """A mean of 0.5 per step in episodes of 20 and then 30 steps; no episode has ended in the first row."""
+    rows = [{"step": 100, "rollout/reward/near": 9.0}]
+    rows += [{"step": 10 * n, "rollout/reward/near": 0.5, "rollout/ep_len_mean": n} for n in (20, 30)]
+    rows += [{"step": 300, "eval/reward/near": 7.0}]
+    shown = charts(rows, 1000)
+    assert "Reward terms in training" in shown and "step 100" not in shown and "near, step 300: 7" not in shown
+    assert "near, step 200: 10" in shown and "near, step 300: 12.5" in shown, "10 and the mean of 10 and 15"
+    run = make_run(tmp_path)
+    with (run.path / "metrics.jsonl").open("a") as file:
+        file.write("".join(json.dumps(row) + "\n" for row in rows))
+    board = Dashboard(run).show()
+    watch_to_the_end(board)
+    board.metrics.fold.is_open = True
+    assert board.metrics.metric.options[:2] == ("Reward terms in training", "Reward terms")
+    assert "near, step 300: 15" in board.metrics.chart.value, "not smoothed"
+
+
 def test_missing_video_names_a_policy_without_a_video(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     assert videos.missing_video(run) is None, "there is no policy yet"
