@@ -45,6 +45,12 @@ def first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
+def not_python(what: str, error: SyntaxError) -> UserError:
+    """Return the error for a module with a syntax error. `what`: who named it, such as "env='mine:Task'"."""
+    file = (error.filename or "").rpartition("/")[2]
+    return UserError(f"{what} cannot be read: {file}, line {error.lineno}: {error.msg}.")
+
+
 def check_names(field: str, given: Mapping[str, Any], owner: str, known: Collection[str]) -> None:
     """Raise `UserError` if a key of `given` is not in `known`. `field`: the RunConfig field; `owner`: what has the
     names `known`, such as the task or the algorithm."""

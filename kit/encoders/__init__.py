@@ -19,7 +19,7 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 
 from kit import trust
 from kit.envs.obs import CRITIC, POLICY, Groups, PolicyView, is_image, pick_space
-from kit.errors import UserError, check_names
+from kit.errors import UserError, check_names, not_python
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -246,6 +246,8 @@ def load(encoder: str) -> type[BaseFeaturesExtractor]:
     trust.check(encoder, module)
     try:
         extractor = getattr(importlib.import_module(module), name)
+    except SyntaxError as error:
+        raise not_python(f"encoder={encoder!r}", error) from None
     except (ImportError, AttributeError) as error:
         raise UserError(f"encoder={encoder!r} cannot be loaded ({error}); write module:Class.") from None
     if not isinstance(extractor, type) or not issubclass(extractor, BaseFeaturesExtractor):

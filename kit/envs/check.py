@@ -42,7 +42,7 @@ def check_task(env: str, env_options: Mapping[str, Any] | None = None, steps: in
     check_whole("steps", steps, 1)
     if not isinstance(env, str):
         raise UserError(f"env={env!r} must be a name; put the class into a module and name it, as in 'module:Class'.")
-    check_source(env)
+    check_source("env", env)
     if not (isinstance(entry := find(env), type) and issubclass(entry, Task)):
         _check_gymnasium(env, entry, env_options or {}, steps, say)
         return

@@ -21,7 +21,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from kit import trust
 from kit.config import SCRIPTED, STOCK
-from kit.errors import UserError, check_names, check_whole, suggest
+from kit.errors import UserError, check_names, check_whole, not_python, suggest
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -260,7 +260,8 @@ def child_environ(config: RunConfig) -> dict[str, str]:
     whose file has a syntax error.
     """
     trust.permit(config)
-    check_source(config.env)
+    for field in ("env", "algo", "encoder"):
+        check_source(field, getattr(config, field))
     env, entry = config.env, find(config.env)
     variables = {"PYTHONPATH": os.pathsep.join(dict.fromkeys(str(Path(p or ".").resolve()) for p in sys.path))}
     variables |= trust.trusted_environment()
@@ -291,7 +292,8 @@ def _construct(name: str, task: Any, options: Mapping[str, object]) -> Task:
     options = {key: value for key, value in options.items() if key not in of_all}
     _check_names(name, task, options)
     if lacking := sorted(getattr(task, "__abstractmethods__", ())):
-        check_source(name)  # a notebook that fails to reload an edited file keeps an older class, perhaps half written
+        # a notebook that fails to reload an edited file keeps an older class, perhaps half written
+        check_source("env", name)
         raise UserError(f"env={name!r} lacks {', '.join(lacking)}; write what is missing.")
     try:
         made: Task = task(**options)
@@ -343,7 +345,7 @@ def _import(env: str, module: str) -> Any:
     try:
         return importlib.import_module(module)
     except SyntaxError as error:
-        raise _in_source(env, error) from None
+        raise not_python(f"env={env!r}", error) from None
     except ModuleNotFoundError as error:
         if error.name != module.partition(".")[0] and error.name != module:
             raise UserError(f"env={env!r}: {module} needs {error.name}, which is not installed.") from None
@@ -352,19 +354,17 @@ def _import(env: str, module: str) -> Any:
         ) from None
 
 
-def check_source(env: str) -> None:
-    """Raise `UserError` if the imported module of `env`, "module:Class", now has a syntax error in its file."""
-    file = Path(getattr(sys.modules.get(env.partition(":")[0]), "__file__", None) or "")
+def check_source(field: str, name: str) -> None:
+    """Raise `UserError` if the imported module of `name`, "module:Class", now has a syntax error in its file.
+
+    `field`: the RunConfig field with this name.
+    """
+    file = Path(getattr(sys.modules.get(name.partition(":")[0]), "__file__", None) or "")
     if file.suffix == ".py" and file.is_file():
         try:
             compile(file.read_bytes(), file, "exec", dont_inherit=True)
         except SyntaxError as error:
-            raise _in_source(env, error) from None
-
-
-def _in_source(env: str, error: SyntaxError) -> UserError:
-    where = f"{Path(error.filename or '').name}, line {error.lineno}"
-    return UserError(f"env={env!r} cannot be read: {where}: {error.msg}.")
+            raise not_python(f"{field}={name!r}", error) from None
 
 
 def _is_env(entry: object) -> TypeIs[type[Task] | type[gymnasium.Env]]:

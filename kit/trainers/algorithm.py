@@ -18,7 +18,7 @@ from gymnasium import Space
 
 from kit import trust
 from kit.config import ALGOS, RunConfig
-from kit.errors import UserError
+from kit.errors import UserError, not_python
 from kit.presets import Row
 
 if TYPE_CHECKING:
@@ -93,6 +93,8 @@ def find(algo: str) -> Algorithm:
     trust.check(algo, module)
     try:
         record = getattr(importlib.import_module(module), name)
+    except SyntaxError as error:
+        raise not_python(f"algo={algo!r}", error) from None
     except (ImportError, AttributeError) as error:
         raise UserError(f"algo={algo!r} cannot be loaded ({error}); write module:NAME of an Algorithm.") from None
     if not isinstance(record, Algorithm):

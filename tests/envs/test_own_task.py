@@ -112,6 +112,30 @@ def test_a_task_with_a_syntax_error_is_refused_with_file_and_line_though_an_olde
     assert not Path("runs").exists()
 
 
+@pytest.mark.parametrize("field", ["algo", "encoder"])
+def test_a_syntax_error_in_an_algorithm_or_an_encoder_names_file_and_line(
+    field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    whole = {
+        "algo": "from tests.trainers.toy import REINFORCE as MINE\n",
+        "encoder": "from tests.encoders.own import Scaled as MINE\n",
+    }
+    module, asked = f"typed_{field}", {field: f"typed_{field}:MINE"}
+    says = rf"^{field}='{module}:MINE' cannot be read: {module}.py, line 2: '\(' was never closed\.$"
+    file = tmp_path / f"{module}.py"
+    for loaded in (False, True):
+        if loaded:  # in a notebook, whose %autoreload then fails
+            file.write_text(whole[field])
+            importlib.invalidate_caches()
+            kit.resolve(kit.RunConfig(env="ReachVision", **asked))
+        file.write_text(whole[field] + "MINE(\n")
+        with pytest.raises(UserError, match=says):
+            kit.launch(env="ReachVision", **asked)
+    assert not Path("runs").exists()
+
+
 def test_observations_of_any_shape_and_type_by_hand() -> None:
     env = kit.make_vec(OURS, 2, seed=0)
     env.task.place.copy_(torch.tensor([0, 3]))
