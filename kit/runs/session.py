@@ -59,6 +59,9 @@ class Session:
         self._on_progress = on_progress or (lambda status: None)
         self._training: Training | None = None
         """None before it is built and after its last metrics are in the status."""
+        self._rate_from: tuple[float, int] | None = None
+        """Time and step from which steps per second are counted: when the first steps were seen. The evaluation before
+        training does not count."""
         self._over = threading.Event()
         self._sync: SyncHandle | None = None
         limit = self.run.config.session_limit
@@ -140,7 +143,7 @@ class Session:
         if shrink_message:
             self._notify(shrink_message)
             training.metrics.add(training.step, {"run/n_envs": int(training.config.n_envs)})
-        self._training_start, self._training = time.monotonic(), training
+        self._rate_from, self._training = None, training
         self.status.set(state="running", phase="training")
         try:
             training.learn()
@@ -258,7 +261,8 @@ class Session:
                 time.sleep(POLL_S / 4)
             self.status.set(state="running", phase="training")
             paused_s = time.monotonic() - paused_since
-            self._training_start += paused_s
+            if self._rate_from is not None:
+                self._rate_from = self._rate_from[0] + paused_s, self._rate_from[1]
             if self._training is not None:
                 self._training.trainer.start_time += paused_s * 1e9  # from which SB3 logs time_elapsed and fps
         return self.requests.reason is not None and (self._training is None or self._training.can_interrupt)
@@ -330,9 +334,13 @@ class Session:
             gpu=self._monitor.summaries(),
             **_score(last),
         )
-        elapsed_s = time.monotonic() - self._training_start
-        if not self.requests.paused and step > training.first_step and elapsed_s > 1:
-            rate = (step - training.first_step) / elapsed_s
+        if self._rate_from is None:
+            self._rate_from = (time.monotonic(), step) if step > training.first_step else None
+            return
+        start_s, start_step = self._rate_from
+        elapsed_s = time.monotonic() - start_s
+        if not self.requests.paused and step > start_step and elapsed_s > 1:
+            rate = (step - start_step) / elapsed_s
             self.status.set(steps_per_s=rate, eta_s=max(0, training.config.total_steps - step) / rate)
 
     def _notify(self, message: str) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,8 @@ import kit
 from kit.format.files import write_atomic
 from kit.runs import directory
 from kit.runs.control import Requests
+from kit.runs.session import Session
+from tests.envs.slow import SLOW
 from tests.runs.crash import SLIDE, Forked, create
 
 SMALL = {
@@ -54,6 +57,22 @@ def test_a_pause_does_not_count_as_training_time(tmp_path: Path) -> None:
     assert run.wait(200)["state"] == "finished"
     elapsed_s = run.rows()[-1]["time/time_elapsed"]
     assert elapsed_s < time.monotonic() - continued + paused_s / 2, "which leaves 4 s for what ran before the pause"
+
+
+def test_the_evaluation_before_training_does_not_lengthen_the_time_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An evaluation takes about as long as all steps, so counting it in the first steps would mean minutes."""
+    monkeypatch.setenv("KIT_EVAL_EPISODES", "640")
+    run, said = create(tmp_path, "run", env=SLOW, total_steps=256, eval_every=256), list[tuple[float, float]]()
+
+    def note(now: dict[str, Any]) -> None:
+        if now["eta_s"] is not None:
+            said.append((time.monotonic(), now["eta_s"]))
+
+    assert Session(run.path, note)() == 0
+    first_s, left_s = said[0]
+    assert left_s < 3 * (time.monotonic() - first_s)
 
 
 def test_a_run_with_a_slow_start_is_not_reported_as_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
