@@ -71,7 +71,8 @@ class Status:
     def mark_pruned(run_path: Path) -> None:
         """Set the phase "pruned", for a run that a search has stopped early; the state stays "interrupted"."""
         if previous := read_json(run_path / "status.json", {}):  # on a cluster, the run may be on another machine
-            write_atomic(run_path / "status.json", json.dumps({**previous, "phase": "pruned"}, indent=1), durable=False)
+            ended = {"phase": "pruned", "message": "its search ended it, because it was behind the other trials"}
+            write_atomic(run_path / "status.json", json.dumps(previous | ended, indent=1), durable=False)
 
     def set(self, **values: Any) -> None:
         """Change some values. The states paused, interrupted, finished and failed also set the phase to their name."""

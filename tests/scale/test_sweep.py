@@ -312,7 +312,9 @@ def test_bad_trial_is_pruned_and_the_page_shows_the_best_config() -> None:
     behind, ahead = found.rows()[4:]
     assert (behind["state"], ahead["state"]) == ("pruned", "complete")
     assert behind["steps"] < 640 and "pruned at step" in behind["message"]
-    assert kit.Run(f"runs/{behind['run']}").status()["state"] == "interrupted", "it can be resumed"
+    now = kit.Run(f"runs/{behind['run']}").status()
+    assert now["state"] == "interrupted", "it can be resumed"
+    assert now["message"] == "its search ended it, because it was behind the other trials"
     with pytest.raises(UserError, match="holds no unfinished run"):
         kit.resume()
     assert found.best is not None and found.best.env_options["pay"] == 50.0
