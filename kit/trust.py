@@ -18,7 +18,7 @@ from importlib.machinery import NamespaceLoader
 from pathlib import Path
 from typing import Any, Protocol
 
-from kit.errors import UserError
+from kit.errors import UserError, not_python
 
 NAMES = ("env", "algo", "encoder")
 """Fields of RunConfig that may name a module, as module:NAME."""
@@ -109,6 +109,21 @@ def check(name: str, module: str) -> None:
             )
     _trusted.add(module)
     _remember(f"{module}\t{file}")
+
+
+def load(field: str, name: str, where: str, form: str) -> Any:
+    """Import and return what `where`, "module:NAME", names. Raises `UserError`.
+
+    `name`: the value of the RunConfig field `field`, which messages show; `form`: how to write it.
+    """
+    module, _, attribute = where.partition(":")
+    check(name, module)
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except SyntaxError as error:
+        raise not_python(f"{field}={name!r}", error) from None
+    except (ImportError, AttributeError) as error:
+        raise UserError(f"{field}={name!r} cannot be loaded ({error}); write {form}.") from None
 
 
 def named_files(config: Config) -> dict[str, Path]:

@@ -6,7 +6,6 @@ kit.RunConfig(env="ReachVision", encoder="simple2dcnn",
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -19,7 +18,7 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 
 from kit import trust
 from kit.envs.obs import CRITIC, POLICY, Groups, PolicyView, is_image, pick_space
-from kit.errors import UserError, check_names, not_python
+from kit.errors import UserError, check_names
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -242,14 +241,8 @@ def _frozen_view(
 
 def load(encoder: str) -> type[BaseFeaturesExtractor]:
     """Import an encoder class: one of `ENCODERS` or a user's module:Class. Raises `UserError`."""
-    module, _, name = (ENCODERS[encoder].where if encoder in ENCODERS else encoder).partition(":")
-    trust.check(encoder, module)
-    try:
-        extractor = getattr(importlib.import_module(module), name)
-    except SyntaxError as error:
-        raise not_python(f"encoder={encoder!r}", error) from None
-    except (ImportError, AttributeError) as error:
-        raise UserError(f"encoder={encoder!r} cannot be loaded ({error}); write module:Class.") from None
+    where = ENCODERS[encoder].where if encoder in ENCODERS else encoder
+    extractor = trust.load("encoder", encoder, where, "module:Class")
     if not isinstance(extractor, type) or not issubclass(extractor, BaseFeaturesExtractor):
         raise UserError(
             f"encoder={encoder!r} is not a features extractor class; derive it from "

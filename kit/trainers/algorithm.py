@@ -18,7 +18,7 @@ from gymnasium import Space
 
 from kit import trust
 from kit.config import ALGOS, RunConfig
-from kit.errors import UserError, not_python
+from kit.errors import UserError
 from kit.presets import Row
 
 if TYPE_CHECKING:
@@ -87,16 +87,10 @@ def find(algo: str) -> Algorithm:
     """Return the record of `algo`: a name in `ALGOS`, or "module:NAME" of your own. Raises `UserError` if unknown."""
     if algo in ALGOS:
         return importlib.import_module(ALGOS[algo]).ALGORITHM
-    module, _, name = algo.partition(":")
+    module = algo.partition(":")[0]
     if not all(module.split(".")):
         raise UserError(f"algo={algo!r}: {module!r} is no module's name; write module:NAME of an Algorithm.")
-    trust.check(algo, module)
-    try:
-        record = getattr(importlib.import_module(module), name)
-    except SyntaxError as error:
-        raise not_python(f"algo={algo!r}", error) from None
-    except (ImportError, AttributeError) as error:
-        raise UserError(f"algo={algo!r} cannot be loaded ({error}); write module:NAME of an Algorithm.") from None
+    record = trust.load("algo", algo, algo, "module:NAME of an Algorithm")
     if not isinstance(record, Algorithm):
         raise UserError(f"algo={algo!r} is not a record (kit.trainers.algorithm.Algorithm); name the record.")
     return record
