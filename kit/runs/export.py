@@ -76,8 +76,8 @@ def export(
 ) -> Path:
     """Write the policy of `step` (default: the best; 0: the initial one) for use without kit; return the path.
 
-    The default path is `exports/step_<step>` in the run; a file PATH.json beside it has the name and unit of every
-    entry. Actions are deterministic.
+    The default path is `exports/step_<step>` in the run; a JSON file beside it has the name and unit of every entry.
+    Actions are deterministic.
 
     "onnx" (needs the extra `deploy`) and "torchscript" hold a function. Its inputs are a batch of each observation
     field and, for an LSTM, the hidden state (zeros at the start of an episode); its outputs are actions, clipped to the
@@ -115,7 +115,7 @@ def export(
             about["largest_difference"] = largest = _largest_difference(module, exported, env, obs)
             if not largest <= TOLERANCE:  # NaN, too
                 raise UserError(f"{to} cannot hold this policy: its actions differ by {largest:.2g}; export to sb3.")
-        write_atomic(path.with_name(f"{path.name}.json"), json.dumps(about, indent=1))
+        write_atomic(path.with_suffix(".json"), json.dumps(about, indent=1))
         building.replace(path)
     return path
 

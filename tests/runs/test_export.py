@@ -45,7 +45,7 @@ def test_an_exported_function_matches_the_policy(to: str, case: str, tmp_path: P
         pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
     run = create(tmp_path, "run", **CASES[case])
     path = kit.export(run, to, 0)
-    about = json.loads(path.with_name(f"{path.name}.json").read_text())
+    about = json.loads(path.with_suffix(".json").read_text())
     assert about["largest_difference"] <= 1e-5 and about["algo"] == run.config.algo
     assert path.parent == run.path / "exports" and not [*path.parent.glob(".*")]
     if case == "numbers":
@@ -90,7 +90,7 @@ def test_sb3_zip_and_safetensors_hold_the_policy(ant: Run) -> None:
     """Stock SB3 loads the zip; on observations normalised with the JSON's statistics, it acts like the run's policy."""
     policy = ant.policy("latest")
     zipped = kit.export(ant, "sb3", "latest")
-    about = json.loads(zipped.with_name(f"{zipped.name}.json").read_text())
+    about = json.loads(zipped.with_suffix(".json").read_text())
     scale = about["normalizer"]["obs"]
     obs = np.random.default_rng(0).normal(size=(9, 105)).astype(np.float32)
     seen = (obs - np.array(scale["mean"])) / np.sqrt(np.array(scale["var"]) + about["normalizer"]["epsilon"])
