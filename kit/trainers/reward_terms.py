@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Protocol
 
 import torch
@@ -36,7 +37,8 @@ class RewardTerms:
         self._steps += 1
 
     def record(self, logger: Logger) -> None:
-        """Log each term's mean per step as rollout/reward/NAME."""
+        """Log each term's mean per step as rollout/reward/NAME, unless diverged physics has made it NaN or infinite."""
         if self._sums:
             for name, total in zip(self._sums, torch.stack([*self._sums.values()]).tolist(), strict=True):
-                logger.record(f"rollout/{name}", total / self._steps)
+                if math.isfinite(total):
+                    logger.record(f"rollout/{name}", total / self._steps)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from stable_baselines3.common.logger import KVWriter, Logger
 
 from kit.envs import make_vec
 from kit.envs.sb3 import TensorVecEnv
 from kit.trainers.a2c import A2C
 from kit.trainers.ppo import PPO
+from kit.trainers.reward_terms import RewardTerms
 from kit.trainers.sac import SAC
 
 SMALL = {"net_arch": [8]}
@@ -63,3 +65,11 @@ def test_an_env_without_terms_logs_none():
     env = TensorVecEnv(make_vec("Pendulum-v1", 2))
     model = PPO("MlpPolicy", env, n_steps=8, batch_size=16, policy_kwargs=dict(SMALL))
     assert logged(model) == {}
+
+
+def test_a_term_that_diverged_physics_has_made_nan_is_left_out():
+    terms, logger = RewardTerms(), Logger(None, [])
+    terms.add({"reward/near": torch.tensor([1.0, 3.0]), "reward/energy": torch.tensor([1.0, float("nan")])})
+    terms.add({"reward/near": torch.tensor([2.0, 2.0]), "reward/energy": torch.tensor([1.0, 1.0])})
+    terms.record(logger)
+    assert logger.name_to_value == {"rollout/reward/near": 2.0}
