@@ -10,8 +10,8 @@ import torch
 from kit.envs.contract import TERM
 
 SAMPLES = 16
-"""Largest number of steps of a rollout that are read. Reading every step of a task with 16 terms would take 2 % of its
-time; these are enough to see which terms grow."""
+"""Maximum number of steps of a rollout whose terms are read. Reading every step of a task with 16 terms would take 2 %
+of its time; these are enough to see which terms grow."""
 
 
 class Logger(Protocol):
