@@ -53,7 +53,7 @@ def advise(config: RunConfig, speed: Speed, machine: Machine | None = None) -> A
     else:
         sentences.append(f"Physics takes {share:.0%} of the time, the network the rest: a good balance.")
     if not machine.gpus:
-        sentences.append("Without a GPU, arms, dogs and Ant train well; humanoids and vision need one.")
+        sentences.append("Without a GPU, arms, dogs and Ant train well, vision slowly; a humanoid needs one.")
     elif speed.device == "cpu":
         gpu, n_envs = machine.gpus[0].name, PPO_ON_CUDA["n_envs"]
         sentences.append(f'{gpu} is not used. device = "cuda" lets PPO step {n_envs:,} envs at once on it.')

@@ -52,7 +52,7 @@ SCORES = {
     "Mission": Score("--env Mission --total-steps 40000000", "win_rate", episodes=224),
     "Go1Joystick": Score("--env Go1Joystick --total-steps 4000000", "success_rate", episodes=200),
     "ReachVision": Score("--env ReachVision --total-steps 300000", "success_rate"),
-    "Push-SAC": Score("--env Push --algo SAC", "success_rate"),
+    "Push-SAC": Score("--env Push --algo SAC --total-steps 800000", "success_rate"),
 }
 
 
