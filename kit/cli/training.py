@@ -92,7 +92,19 @@ def _train(options: argparse.Namespace) -> int:
     fields = _config_fields(options)
     with _bar() as show:
         run = kit.train(config, start_from=options.start_from, trust=options.trust, on_progress=show, **fields)
-    return _print_ending(run)
+    code = _print_ending(run)
+    if config is None and options.start_from is None and "total_steps" not in fields:
+        _note_usual_steps(run)
+    return code
+
+
+def _note_usual_steps(run: Any) -> None:
+    """Print the usual number of steps of the run's task if the run was trained for fewer."""
+    from kit.envs import registry
+
+    usual = getattr(registry.find(run.config.env), "train_steps", None) or 0
+    if usual > run.config.total_steps:
+        print(f"{run.config.env} usually needs {usual:,} steps: kit resume {run.path} --total-steps {usual} goes on.")
 
 
 def _resume(options: argparse.Namespace) -> int:

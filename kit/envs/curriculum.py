@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from kit.envs.masks import maybe_any
+from kit.envs.obs import maybe_any
 from kit.errors import UserError, check_names, check_whole
 
 OPTION = "curriculum"

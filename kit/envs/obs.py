@@ -158,3 +158,11 @@ def _channels_first(space: Space) -> Space:
         moved = is_image_space(space) and not is_image_space_channels_first(space)
     low, high = (np.moveaxis(bound, -1, -3) if moved else bound for bound in (space.low, space.high))
     return spaces.Box(low, high, dtype=np.uint8)
+
+
+def maybe_any(mask: torch.Tensor) -> bool:
+    """Return whether `mask` may contain a True: exactly `mask.any()` on the CPU, always True on a GPU.
+
+    On a GPU, `any` waits for the device, which costs more than the caller's work for a mask without True.
+    """
+    return mask.device.type != "cpu" or bool(mask.any())

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import NamedTuple, Protocol, cast, runtime_checkable
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 import torch
 
@@ -24,6 +24,19 @@ class Player(Protocol):
 
     def __call__(self, obs: Obs, hidden_state: HiddenState, /) -> tuple[torch.Tensor, HiddenState]:
         """Return actions (n, ...) for `obs` (n, ...), and the next hidden state."""
+
+
+class Stateless:
+    """A player without hidden state, from a function (observation -> action)."""
+
+    def __init__(self, act: Callable[[Any], torch.Tensor]) -> None:
+        self._act = act
+
+    def initial_state(self, n: int) -> HiddenState:
+        return ()
+
+    def __call__(self, obs: Obs, hidden_state: HiddenState, /) -> tuple[torch.Tensor, HiddenState]:
+        return self._act(obs), hidden_state
 
 
 class Transition(NamedTuple):

@@ -14,9 +14,8 @@ from kit.envs.curriculum import Curriculum, Stages
 from kit.envs.divergence import Divergence, Recorder
 from kit.envs.frames import FrameStacks
 from kit.envs.groups import delivered_obs
-from kit.envs.masks import maybe_any
 from kit.envs.mirror import Mirror
-from kit.envs.obs import POLICY, Obs, pick, prefixed, select, tree_map, with_prefix
+from kit.envs.obs import POLICY, Obs, maybe_any, pick, prefixed, select, tree_map, with_prefix
 from kit.envs.outputs import SPACES, TIMES, check_declared, check_first_obs, check_first_step
 from kit.envs.randomize import OPTION, Randomizer
 from kit.envs.task import MujocoTask, Task
@@ -218,16 +217,13 @@ class TensorEnv(BatchEnv):
         return {
             **self.task.snapshot(),
             **prefixed("frames", self._stacks.state()),
-            **self._randomizer_state(),
+            **({} if self.randomizer is None else prefixed(OPTION, self.randomizer.state())),
             **({} if self._stages is None else prefixed(curriculum.OPTION, self._stages.state())),
             **({} if self._limit is None else {"limit": self._limit.clone()}),
             "return": self._return.clone(),
             "length": self._length.clone(),
             "generator": self._generator.get_state(),
         }
-
-    def _randomizer_state(self) -> dict[str, torch.Tensor]:
-        return {} if self.randomizer is None else prefixed(OPTION, self.randomizer.state())
 
     def restore(self, snapshot: dict[str, torch.Tensor]) -> None:
         if self.randomizer is not None:

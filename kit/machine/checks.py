@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from typing import Any, Literal
 
 from kit.config import RunConfig
+from kit.errors import first_line
 from kit.machine import gpu, places
 from kit.machine.info import Machine, describe, kernels, version
 
@@ -88,7 +89,7 @@ def check_torch(machine: Machine) -> Iterator[Check]:
         import torch
     except Exception as error:  # a broken torch can raise any exception; report it
         missing = isinstance(error, ModuleNotFoundError)
-        message = "not installed." if missing else f"cannot be imported: {str(error).splitlines()[0]}"
+        message = "not installed." if missing else f"cannot be imported: {first_line(error)}"
         yield Check("PyTorch", "fail", message, "pip install torch, then restart the kernel")
         return
     built = torch.version.cuda
@@ -118,7 +119,7 @@ def _gpu(machine: Machine, torch: Any) -> tuple[State, str, str]:
             ones = torch.ones(64, 64, device="cuda")
             right = float((ones @ ones).sum()) == 64.0**3
         except RuntimeError as error:
-            reason = str(error).splitlines()[0]
+            reason = first_line(error)
             return "fail", f"{title}, but computing on it fails: {reason}", "install a PyTorch built for this GPU"
         wrong = f"{title}, but it computes wrong results."
         return ("ok", title, "") if right else ("fail", wrong, "give this machine back and rent another")

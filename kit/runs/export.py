@@ -51,20 +51,14 @@ TOLERANCE = 1e-4
 class PolicyModule(nn.Module):
     """Module to export: maps observation fields `names` and hidden state to clipped actions and new hidden state."""
 
-    def __init__(self, actor: Actor, names: Sequence[str], action_space: spaces.Space) -> None:
+    def __init__(self, actor: Actor, names: Sequence[str]) -> None:
         super().__init__()
-        self.actor, self.names, self.space = actor, tuple(names), action_space
+        self.actor, self.names = actor, tuple(names)
 
     def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         fields, hidden_state = inputs[: len(self.names)], inputs[len(self.names) :]
         action, hidden_state = self.actor(from_leaves("obs", dict(zip(self.names, fields, strict=True))), hidden_state)
-        return self.clip(action), *hidden_state
-
-    def clip(self, action: torch.Tensor) -> torch.Tensor:
-        """Clip `action` to the action space."""
-        if isinstance(self.space, spaces.Box):
-            return torch.maximum(torch.minimum(action, self.actor.high), self.actor.low)
-        return action
+        return self.actor.clip(action), *hidden_state
 
 
 def export(
@@ -104,7 +98,7 @@ def export(
         building = stack.enter_context(temporary(path.parent)) / path.name
         obs, actor = env.reset(seed=run.config.seed + EVAL_SEED), trainer.as_actor()
         fields = dict(leaves("obs", _policy_obs(env, obs)))
-        module = PolicyModule(actor, list(fields), env.action_space)
+        module = PolicyModule(actor, list(fields))
         exported = write(trainer, module, (*fields.values(), *actor.initial_state(N_ENVS)), building)
         about = {"kit": kit.__version__, "env": run.config.env, "env_options": run.config.env_options,
                  "algo": run.config.algo, "step": number, **describe(trainer, env)}  # fmt: skip
@@ -166,7 +160,7 @@ def _largest_difference(module: PolicyModule, exported: ExportedFunction, env: B
         inputs = [*(field for _, field in leaves("obs", _policy_obs(env, step.obs))), *step.hidden_state]
         for n in (N_ENVS, 1):
             action = exported.run(*(tensor[:n] for tensor in inputs))[0]
-            differences.append((module.clip(step.action[:n]) - action).abs().max())
+            differences.append((module.actor.clip(step.action[:n]) - action).abs().max())
     return float(torch.stack(differences).max())  # NaN if one is NaN
 
 

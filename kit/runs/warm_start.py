@@ -127,7 +127,7 @@ def _branch_config(parent: RunConfig, changes: dict[str, Any]) -> RunConfig:
 def _from_zip(path: Path, trust: bool, algo: str) -> WarmStart:
     """Read network, hyperparameters and policy from a zip. Unpickling it can run any code; needs `trust`."""
     from kit.trainers import algorithm
-    from kit.trainers.arguments import POLICY_KWARGS
+    from kit.trainers.arguments import POLICY_KWARGS, hyperparameter_types
     from kit.trainers.saving import Weights
 
     if not path.is_file() or not zipfile.is_zipfile(path):
@@ -143,12 +143,13 @@ def _from_zip(path: Path, trust: bool, algo: str) -> WarmStart:
     except Exception as error:
         reason = first_line(error)
         raise UserError(f"start_from={str(path)!r} does not load as {algo} ({reason}); set another algo.") from None
-    hyper = {name: getattr(model, name) for name in record.imported}
+    hyper = {name: getattr(model, name, None) for name in hyperparameter_types(record) if name != "policy_kwargs"}
     policy = {name: model.policy_kwargs[name] for name in POLICY_KWARGS if name in model.policy_kwargs}
     if "activation_fn" in policy:
         policy["activation_fn"] = policy["activation_fn"].__name__.lower()
     if policy:
         hyper["policy_kwargs"] = policy
+    # SB3 makes objects of schedules and of train_freq, which a config cannot hold
     plain = {name: value for name, value in hyper.items() if isinstance(value, int | float | str | dict)}
     weights = model.policy.state_dict()
 

@@ -51,6 +51,7 @@ class Simulator(ABC):
             )
         self.model, self.n, self.device = model, n, device
         self._fields: dict[str, torch.Tensor] = {}
+        self._parameters: dict[str, torch.Tensor] = {}
         self._renderers: dict[tuple[object, ...], Renderer] = {}
 
     def field(self, name: str) -> torch.Tensor:
@@ -147,6 +148,8 @@ class Simulator(ABC):
         """
         from kit.sim.render import POSES, Renderer
 
+        if "geom_rgba" in self._parameters:
+            poses = {"geom_rgba": self._parameters["geom_rgba"], **poses}
         fixed = POSES.keys().isdisjoint(poses)
         key = (tuple(cameras), height, width, shadows, None if recoloured is None else tuple(recoloured), fixed)
         if key not in self._renderers:

@@ -51,7 +51,6 @@ class CpuSim(Simulator):
         self._rounds: dict[int, tuple[list[Turn], list[Callable[[], None]]]] = {}
         """Substeps -> (the turns of a step, in order; one function per thread, that of the calling thread first)."""
         self._diverged: torch.Tensor | None = None
-        self._parameters: dict[str, torch.Tensor] = {}
         self._derived: dict[str, np.ndarray] = {}
         self._helpers = Helpers(self.threads - 1)
 

@@ -11,11 +11,11 @@ SOFT_RGB = (0.76, 0.78, 0.80), (0.70, 0.73, 0.76)
 """Tile colours of the floor for moving cameras, drawn without lines, which would flicker."""
 
 
-def studio(spec: mujoco.MjSpec, floor: bool | str = True, tile_m: float = 0.5, soft: bool = False) -> None:
+def studio(spec: mujoco.MjSpec, floor: bool | str = True, soft: bool = False) -> None:
     """Replace the lights and sky of `spec` by soft light from the camera, one directional light and a plain sky.
 
     `floor` True adds an infinite ground plane "floor" at z = 0, with contacts; the name of a geom gives that geom the
-    floor's material instead. `tile_m`: side of a tile. `soft`: a pale floor without lines, for moving cameras.
+    floor's material instead. `soft`: a pale floor without lines, for moving cameras.
     """
     for light in list(spec.lights):
         spec.delete(light)
@@ -30,7 +30,7 @@ def studio(spec: mujoco.MjSpec, floor: bool | str = True, tile_m: float = 0.5, s
                              pos=[2, -2, 5], dir=[-0.45, 0.35, -1.0], diffuse=[0.52, 0.51, 0.48],
                              specular=[0.2, 0.2, 0.2], castshadow=True)  # fmt: skip
     if floor:
-        _tile(spec, floor, tile_m, soft)
+        _tile(spec, floor, soft)
 
 
 def looking(direction: np.ndarray) -> np.ndarray:
@@ -46,13 +46,13 @@ def looking(direction: np.ndarray) -> np.ndarray:
     return quat
 
 
-def _tile(spec: mujoco.MjSpec, floor: bool | str, tile_m: float, soft: bool) -> None:
+def _tile(spec: mujoco.MjSpec, floor: bool | str, soft: bool) -> None:
     one, two = SOFT_RGB if soft else FLOOR_RGB
     lines = mujoco.mjtMark.mjMARK_NONE if soft else mujoco.mjtMark.mjMARK_EDGE
     spec.add_texture(name="studio/tiles", type=mujoco.mjtTexture.mjTEXTURE_2D, width=256, height=256,
                      builtin=mujoco.mjtBuiltin.mjBUILTIN_CHECKER, rgb1=one, rgb2=two,
                      mark=lines, markrgb=[0.61, 0.65, 0.70])  # fmt: skip
-    tiles = spec.add_material(name="studio/tiles", texuniform=True, texrepeat=[0.5 / tile_m, 0.5 / tile_m],
+    tiles = spec.add_material(name="studio/tiles", texuniform=True, texrepeat=[1.0, 1.0],
                               specular=0.0, shininess=0.0)  # fmt: skip
     tiles.textures[mujoco.mjtTextureRole.mjTEXROLE_RGB] = "studio/tiles"
     if isinstance(floor, str):

@@ -24,7 +24,7 @@ import torch
 from kit.errors import Overflow
 from kit.sim.ahead import compile_together
 from kit.sim.base import Simulator
-from kit.sim.capacity import Capacity, capacity
+from kit.sim.capacity import capacity
 from kit.sim.kernels import beside_torch, compiling, numbered, recording, wp
 
 import mujoco_warp as mjw  # isort: skip  initialises Warp: after kit.sim.kernels, which sets Warp up
@@ -46,20 +46,17 @@ _WRONG_PHYSICS = int(_CONTACTS | _CONSTRAINTS | _OTHER_LIMITS)
 class WarpSim(Simulator):
     """`n` worlds of `model` in float32 on `device`; fields are the simulator's own memory, not copies.
 
-    `contacts` (per world on average; the worlds share one list) and `constraints` (rows per world) are buffer sizes,
-    computed from the model by default (`capacity`). A full buffer raises `Overflow`. On CUDA it does so some dozens of
-    steps later, because an immediate check would stall the GPU, but before any checkpoint: `snapshot` checks too.
+    The buffers of contacts and constraint rows have the size `capacity`. A full buffer raises `Overflow`. On CUDA it
+    does so some dozens of steps later, because an immediate check would stall the GPU, but before any checkpoint:
+    `snapshot` checks too.
     """
 
     dtype = torch.float32
 
     def __init__(self, model: mujoco.MjModel, n: int, device: str | torch.device = "cuda", *,
-                 contacts: int | None = None, constraints: int | None = None,
                  deterministic: bool = False) -> None:  # fmt: skip
         super().__init__(model, n, numbered(device))
-        default = capacity(model)
-        self.capacity = Capacity(contacts or default.contacts, constraints or default.constraints)
-        self._parameters: dict[str, torch.Tensor] = {}
+        self.capacity = capacity(model)
         self._graphs: dict[int, Any] = {}
         self._after_constraints = False
         self._steps = 0
@@ -222,10 +219,10 @@ class WarpSim(Simulator):
         kinds = int(errors[world])
         if kinds & int(_CONSTRAINTS):
             problem = f"World {world} needed more than constraints={sizes.constraints} constraint rows"
-            raise Overflow(f"{problem}; raise WarpSim's `constraints` or the model's numeric 'max_constraints'.")
+            raise Overflow(f"{problem}; raise the model's numeric 'max_constraints'.")
         if kinds & int(_CONTACTS):
             problem = f"The {self.n} worlds needed more than contacts={sizes.contacts} each on average"
-            raise Overflow(f"{problem}; raise WarpSim's `contacts` or the model's numeric 'max_contacts'.")
+            raise Overflow(f"{problem}; raise the model's numeric 'max_contacts'.")
         raise Overflow(f"World {world} ran out of room for {mjw.OverflowType(kinds).name} data, whose size is fixed.")
 
 

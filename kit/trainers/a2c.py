@@ -70,5 +70,4 @@ ALGORITHM = Algorithm(
     row={"n_envs": 16},
     stock_row={"n_envs": 1},
     columns=("n_steps", "net_arch"),
-    imported=("n_steps", "gamma", "gae_lambda", "ent_coef", "vf_coef", "max_grad_norm"),
 )  # fmt: skip

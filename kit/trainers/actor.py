@@ -70,6 +70,13 @@ class Actor(nn.Module):
         actions = actions.reshape(-1, *self.shape)
         return self.unscale(actions) if self.policy.squash_output else actions
 
+    def clip(self, actions: torch.Tensor) -> torch.Tensor:
+        """Clip actions to the bounds of a Box action space; return others as they are."""
+        if not hasattr(self, "low"):
+            return actions
+        low, high = self.low.to(actions.device), self.high.to(actions.device)
+        return torch.maximum(torch.minimum(actions.to(low.dtype), high), low)
+
     def unscale(self, actions: torch.Tensor) -> torch.Tensor:
         """Rescale actions from [-1, 1] to the bounds of the action space."""
         return self.low + 0.5 * (actions + 1.0) * (self.high - self.low)

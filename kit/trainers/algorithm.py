@@ -65,8 +65,6 @@ class Algorithm:
     """Whether n_envs="auto" may choose more envs than `row` has. The rollout, n_steps × n_envs, then grows too."""
     distributed: bool = False
     """Whether several processes can train it (`kit.trainers.distributed`)."""
-    imported: tuple[str, ...] = ()
-    """Hyperparameters that are read from an SB3 zip when it is imported as a run."""
     fewer_envs: bool = True
     """Whether a run that is out of memory may continue with fewer envs."""
     own: Mapping[str, type] = field(default_factory=dict)

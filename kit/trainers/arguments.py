@@ -47,7 +47,7 @@ RANGES = {
 COUNTS = {
     **dict.fromkeys(("n_steps", "batch_size", "n_epochs", "buffer_size", "train_freq"), 1),
     **dict.fromkeys(("policy_delay", "target_update_interval", "stats_window_size"), 1),
-    **{"learning_starts": 0, "gradient_steps": -1, "random_shift": 0, "critic_warmup": 0},
+    **{"learning_starts": 0, "gradient_steps": -1, "random_shift": 0, "critic_warmup": 0, "n_sampled_goal": 0},
 }
 """Hyperparameters that must be whole numbers -> smallest valid value."""
 
@@ -65,7 +65,7 @@ def complete(algorithm: Algorithm, row: Row, overrides: Mapping[str, Any]) -> Ro
     hyper = {**hyper, **overrides}
     if policy and isinstance(requested, dict):
         hyper["policy_kwargs"] = policy | requested
-    converted, known = arguments(algorithm, hyper), _annotations(algorithm)
+    converted, known = arguments(algorithm, hyper), hyperparameter_types(algorithm)
     least = dict(COUNTS)
     if "train_freq" not in known:  # imitation: -1, as many as env steps, has no meaning there
         least["gradient_steps"] = 1
@@ -91,7 +91,7 @@ def arguments(algorithm: Algorithm, overrides: Mapping[str, Any]) -> dict[str, A
 
     Raises `UserError` for the first unknown name, wrong type or invalid value.
     """
-    known = _annotations(algorithm)
+    known = hyperparameter_types(algorithm)
     check_names("overrides", overrides, algorithm.name, sorted([*known, "normalize"]))
     result: dict[str, Any] = {}
     for name, value in overrides.items():
@@ -114,7 +114,7 @@ def hyperparameter_docs(algorithm: Algorithm) -> dict[str, tuple[Any, str]]:
     docs = [inspect.cleandoc(cls.__doc__ or "") for cls in documented]
     descriptions = {name: " ".join(text.split()) for doc in docs for name, text in PARAMETER.findall(doc)}
     signature = {name: p.default for cls in documented for name, p in inspect.signature(cls).parameters.items()}
-    names = [name for name in _annotations(algorithm) if name != "policy_kwargs"]
+    names = [name for name in hyperparameter_types(algorithm) if name != "policy_kwargs"]
     names += [name for name in POLICY_KEYS if name in inspect.signature(algorithm.policy).parameters]
     defaults = {name: value if isinstance(value := signature[name], int | float | str) else None for name in names}
     normalize = f"running normalisation of observations and rewards: true, false, or some of {', '.join(NORMALIZE)}"
@@ -125,7 +125,7 @@ PARAMETER = re.compile(r"^:param (\w+): *(.*(?:\n[ ]+.*)*)", re.MULTILINE)
 """Name and description of a parameter in a Sphinx docstring."""
 
 
-def _annotations(algorithm: Algorithm) -> dict[str, Any]:
+def hyperparameter_types(algorithm: Algorithm) -> dict[str, Any]:
     """Return hyperparameter -> type annotation, without `normalize`."""
     parameters = inspect.signature(algorithm.stock).parameters
     names = [name for name in algorithm.used or parameters if name not in NOT_OVERRIDES]

@@ -16,6 +16,7 @@ from kit.trainers.algorithm import Algorithm
 from kit.trainers.demonstrations import Episode, loaded, rows_of
 from kit.trainers.imitation import ImitationTrainer
 from kit.trainers.replay import Replay
+from kit.trainers.saving import State
 
 
 class BC(ImitationTrainer):
@@ -34,10 +35,10 @@ class BC(ImitationTrainer):
         if episodes is None:
             self.replay_buffer = Replay(int(state["trainer"]["replay_written"]), 1, self.device, frames)
         else:
-            rows = rows_of(episodes, frames, self.clip)
+            rows = rows_of(episodes, frames, self.as_actor().clip)
             self.replay_buffer = loaded(rows, frames, self.device)
             if self.normalizer is not None:  # the env is not stepped; a warm start loads its statistics afterwards
-                scaled = {name: rows[name].squeeze(1) for name in self.normalizer.obs_moments}
+                scaled = {name: rows[name].squeeze(1).to(self.device) for name in self.normalizer.obs_moments}
                 self.normalizer.update(from_leaves("obs", scaled))
 
     def learn(self, total_timesteps: int, *args: Any, **kwargs: Any) -> Self:
@@ -49,6 +50,11 @@ class BC(ImitationTrainer):
     def forget_replay(self) -> None:
         """Raise `UserError`, because nothing can be learnt without the data."""
         raise UserError("the run's copy of its dataset is damaged; train a new run from the dataset.")
+
+    def load_state(self, state: State) -> bool:
+        same_envs = super().load_state(state)
+        self.replay_buffer.breaks.clear()  # the envs are reset, but the dataset has no gap there
+        return same_envs
 
     def _collect(self, callback: BaseCallback) -> bool:
         self.num_timesteps += self.gradient_steps * self.batch_size

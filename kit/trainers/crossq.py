@@ -139,9 +139,5 @@ SMALL = {"pi": [256, 256], "qf": [256, 256]}
 ALGORITHM = Algorithm(
     "CrossQ", CrossQ, sb3_contrib.CrossQ, CrossQPolicy,
     own={"random_shift": int, "n_sampled_goal": int, "random_share": float},
-    **{
-        **RECORD,
-        "row": {**RECORD["row"], "learning_starts": 5000, "net_arch": SMALL},
-        "imported": tuple(name for name in RECORD["imported"] if name != "tau"),
-    },
+    **{**RECORD, "row": {**RECORD["row"], "learning_starts": 5000, "net_arch": SMALL}},
 )  # fmt: skip

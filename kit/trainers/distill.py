@@ -129,7 +129,7 @@ class Distill(ImitationTrainer):
         for _ in range(self.n_steps):
             self._poll()
             assert self._last_obs is not None
-            label = self.clip(self.teacher.act(self._teacher_obs(self._last_obs)))
+            label = self.as_actor().clip(self.teacher.act(self._teacher_obs(self._last_obs)))
             action = self._mixed(label, self._last_obs)
             stored = tree_map(torch.clone, self._replay_obs(self._last_obs))
             new_obs, reward, terminated, truncated, info = self.tensor_env.step(action)

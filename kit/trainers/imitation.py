@@ -135,13 +135,6 @@ class ImitationTrainer(ReplayTrainer, sb3.PPO):
             return F.smooth_l1_loss(distribution.mode() * self._scale, labels * self._scale, beta=BETA)
         return -distribution.log_prob(labels.float()).mean()
 
-    def clip(self, action: torch.Tensor) -> torch.Tensor:
-        """Clip a teacher's actions to the action space, so that labels are bounded."""
-        if not isinstance(self.action_space, spaces.Box):
-            return action
-        actor = self.as_actor()
-        return torch.maximum(torch.minimum(action.to(actor.low.dtype), actor.high), actor.low)
-
     # -- state -----------------------------------------------------------------------------------------------------
 
     def _optimizers(self) -> dict[str, tuple[torch.optim.Optimizer, dict[str, torch.Tensor]]]:

@@ -16,7 +16,7 @@ from stable_baselines3.common.utils import should_collect_more_steps
 from kit.encoders.frozen import FrozenView
 from kit.envs.obs import Obs, tree_map
 from kit.envs.sb3 import LazyInfos
-from kit.errors import UserError, check_whole
+from kit.errors import UserError
 from kit.presets import Row
 from kit.trainers.base import tensor_env_of
 from kit.trainers.demonstrations import DATASET, Demonstrations, Episode, rows_of
@@ -55,10 +55,6 @@ class OffPolicyTrainer(ReplayTrainer, OffPolicyAlgorithm):
     def __init__(
         self, *args: Any, random_shift: int = 4, n_sampled_goal: int = 4, random_share: float = 0.0, **kwargs: Any
     ) -> None:
-        check_whole("overrides random_shift", random_shift, 0)
-        check_whole("overrides n_sampled_goal", n_sampled_goal, 0)
-        if not 0 <= random_share <= 1:
-            raise UserError(f"overrides random_share={random_share!r} must be a number from 0 to 1.")
         self.random_shift, self.n_sampled_goal, self.random_share = random_shift, n_sampled_goal, random_share
         super().__init__(*args, **kwargs)
 
@@ -241,7 +237,6 @@ RECORD: dict[str, Any] = {
     "columns": ("batch_size", "net_arch"),
     "heads": ("pi", "qf"),
     "rule": keep_ratio,
-    "imported": ("batch_size", "buffer_size", "learning_starts", "tau", "gamma", "gradient_steps"),
     "fewer_envs": False,
     "dataset": "optional",
     "memory_remedy": "buffer_size, n_envs or network",

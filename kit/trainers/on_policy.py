@@ -13,9 +13,9 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from kit.envs.obs import Obs
 from kit.envs.sb3 import LazyInfos
-from kit.trainers import fast
 from kit.trainers.base import READ_EVERY, TensorTrainer
 from kit.trainers.clips import image_stacks
+from kit.trainers.fast.stacked import StackedActorCritic, can_stack
 from kit.trainers.networks import Networks
 from kit.trainers.reward_terms import SAMPLES
 from kit.trainers.rollout import Rollout
@@ -49,7 +49,7 @@ class OnPolicyTrainer(TensorTrainer, OnPolicyAlgorithm):
         self.networks = self._networks()
 
     def _networks(self) -> Networks:
-        return fast.networks(self.policy)
+        return StackedActorCritic(self.policy) if can_stack(self.policy) else Networks(self.policy)
 
     def _preprocess(self, obs: Obs) -> Obs:
         """Return the policy's inputs for the env's `obs`, with a frozen encoder's features in place of the images."""

@@ -279,6 +279,5 @@ ALGORITHM = Algorithm(
     rule=fit_batch_size,
     more_envs=True,
     distributed=True,
-    imported=("n_steps", "batch_size", "n_epochs", "gamma", "gae_lambda", "ent_coef", "vf_coef", "max_grad_norm"),
     own={"critic_warmup": int, "freeze_encoder": bool, "mirror": bool},
 )  # fmt: skip

@@ -257,5 +257,4 @@ ALGORITHM = Algorithm(
     columns=("n_steps", "batch_size", "n_epochs", "net_arch"),
     rule=check_hyperparameters,
     more_envs=True,
-    imported=("n_steps", "batch_size", "n_epochs", "gamma", "gae_lambda", "ent_coef", "vf_coef", "max_grad_norm"),
 )  # fmt: skip

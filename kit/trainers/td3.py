@@ -12,7 +12,6 @@ from torch.nn import functional as F
 from kit.encoders.asymmetric import NAME as ASYMMETRIC
 from kit.encoders.asymmetric import AsymmetricTD3
 from kit.envs.obs import Obs
-from kit.errors import UserError
 from kit.trainers.algorithm import Algorithm
 from kit.trainers.off_policy import RECORD, OffPolicyTrainer, descend, min_q, polyak_update
 from kit.trainers.replay import Transitions
@@ -32,8 +31,6 @@ class TD3(OffPolicyTrainer, sb3.TD3):
     metric_names = ("actor_loss", "critic_loss")
 
     def __init__(self, *args: Any, exploration_noise: float = 0.1, **kwargs: Any) -> None:
-        if exploration_noise < 0:
-            raise UserError(f"overrides exploration_noise={exploration_noise!r} must be a number of at least 0.")
         self.exploration_noise = exploration_noise
         super().__init__(*args, **kwargs)
 

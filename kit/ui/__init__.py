@@ -1,7 +1,5 @@
 """Panels, dashboards, reports and video players for notebooks. Of kit's packages, only `kit.cli` uses this one."""
 
-from typing import Any
-
 from kit.machine.host import connect
 from kit.ui.accounts import account, economy
 from kit.ui.comparing import compare, standings
@@ -19,16 +17,7 @@ from kit.ui.search import sweep
 from kit.ui.seeing import what_it_sees
 from kit.ui.task import task
 from kit.ui.videos import video
-
-
-def __getattr__(name: str) -> Any:
-    """Import `view` on first use, because it imports MuJoCo."""
-    if name == "view":
-        from kit.ui.viewing import view
-
-        return view
-    raise AttributeError(f"module 'kit.ui' has no attribute {name!r}")
-
+from kit.ui.viewing import view
 
 __all__ = [
     "Dashboard", "ResumePanel", "RunFailed", "RunPicker", "TrainPanel", "account", "checkpoints_side_by_side",

@@ -76,6 +76,14 @@ class RunScores:
         """Return a copy without the final test's score, for comparison with runs that have no test."""
         return self if self.test is None else replace(self, test=None)
 
+    @property
+    def has_success(self) -> bool:
+        return len(self.curves) > 1
+
+    def without_success(self) -> RunScores:
+        """Return a copy without the success rate, for comparison with runs that have none."""
+        return replace(self, curves=self.curves[-1:], test=None) if self.has_success else self
+
     @cached_property
     def scores(self) -> np.ndarray:
         """(k, 2) pairs (step, score); see `points_of`. Score: success rate if the task has one, else mean return."""
@@ -167,8 +175,11 @@ def by_task(runs: Iterable[Run]) -> dict[str, list[Group]]:
         task = " ".join([env, *(f"{name}={value}" for name, value in sorted(options.items()))])
         tasks[task].append(({**config, **overrides, "from": start or "scratch"}, scores))
     for task, members in tasks.items():
+        if any(not scores.has_success for _, scores in members):  # older than the task's `success`
+            members = [(config, scores.without_success()) for config, scores in members]
         if any(scores.test is None for _, scores in members):
-            tasks[task] = [(config, scores.without_test()) for config, scores in members]
+            members = [(config, scores.without_test()) for config, scores in members]
+        tasks[task] = members
     return {task: _groups(members) for task, members in tasks.items()}
 
 

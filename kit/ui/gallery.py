@@ -65,7 +65,7 @@ def from_cameras(
 ) -> Page:
     """Video of one policy (default: the best) from several cameras at once (default: the task's first three)."""
     cameras = cameras or _cameras(run)[:CAMERAS]
-    number = run.find(step).step
+    number = _number(run, step)
     return _video([View(run, number, camera, camera) for camera in cameras], episodes)
 
 
@@ -74,7 +74,7 @@ def failures(run: Run, camera: str = "", episodes: int = EPISODES, step: int | s
 
     If fewer than `episodes` fail, episodes with the lowest returns are added. The title says how many failed.
     """
-    number = run.find(step).step
+    number = _number(run, step)
     played, text = failures_first(run, number)
     return _video([View(run, number, camera, f"{_title(run, number)}: {text}")], tuple(played[:episodes]))
 
@@ -126,6 +126,11 @@ def _cells(row: dict[str, Any]) -> list[str]:
         success = f"{100 * row['success_rate']:.1f} %  ({100 * low:.0f} to {100 * high:.0f})"
     returned = f"{row['mean_return']:.2f} ± {row['std_return']:.2f}"
     return [success, returned, f"{row['mean_length']:.1f} steps", str(row["episodes"])]
+
+
+def _number(run: Run, step: int | str | None) -> int:
+    saved = run.find_or_new(step)
+    return saved.step if saved else 0
 
 
 def _cameras(run: Run) -> tuple[str, ...]:

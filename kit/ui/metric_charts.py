@@ -123,13 +123,8 @@ class MetricCharts:
         ]  # fmt: skip
 
 
-def columns(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the names of all columns of `rows`, sorted."""
-    return sorted({name for row in rows for name in row})
-
-
 def metrics_of(rows: Sequence[dict[str, Any]]) -> list[str]:
     """Return the entries of the list of metrics: `FIRST`, then the other columns by name."""
-    found = [name for name in columns(rows) if name not in NOT_METRICS]
+    found = sorted({name for row in rows for name in row} - set(NOT_METRICS))
     found += [title for title, prefix in PREFIXES.items() if any(name.startswith(prefix) for name in found)]
     return sorted(found, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))

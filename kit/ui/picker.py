@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Self
 
 from kit.errors import UserError, need
-from kit.runs.finding import local_runs, locate
+from kit.runs.finding import locate
 from kit.runs.run import Run, opened
 from kit.ui import heartbeat, style
 from kit.ui.gallery import find_run
@@ -23,7 +23,7 @@ class RunPicker:
     >>> picker.run
 
     The initial choice is `run` (a name or path), by default the latest run in `runs_dir` that has a policy, or, if
-    `runs_dir` is empty, the latest run in `store`. A notebook executed without a user keeps this choice. Reading
+    there is none, the latest run in `store`. A notebook executed without a user keeps this choice. Reading
     `picker.run` downloads a run that is only in `store`. `trust` as in `kit.resume`.
     """
 
@@ -32,10 +32,13 @@ class RunPicker:
     ) -> None:
         self.runs_dir, self.store, self.trust = runs_dir, store, trust
         self._choice: str | None = None
-        if run is not None or store is None or local_runs(runs_dir):
+        try:
             self._choice = str(find_run(run, runs_dir).path)
-        elif stored := list_lines(store):
-            self._choice = stored[0].choice
+        except UserError:
+            if run is not None or store is None:
+                raise
+            if stored := list_lines(store):
+                self._choice = stored[0].choice
 
     @property
     def run(self) -> Run:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import html
-import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from kit.runs.run import Run
 from kit.runs.status import EMPTY, WORKING
 from kit.scale.background import JobRow
 from kit.ui import style
+from kit.ui.learning import series
 
 POINTS, WIDTH, HEIGHT = 24, 64, 18
 """A sparkline has fewer than 2 * `POINTS` points; its width and height in pixels."""
@@ -26,8 +26,6 @@ MEASURES = ("rollout/success_rate", "eval/success_rate", "rollout/ep_rew_mean", 
 """Columns of metrics.jsonl; a sparkline shows the first that a run has."""
 COLUMNS = ("name", "task", "curve", "progress", "score", "state", "speed or age", "disk and copy")
 """Heads of the columns of a row."""
-Point = tuple[int, float]
-"""Step and value."""
 
 
 @dataclass(frozen=True)
@@ -90,47 +88,34 @@ class _RunReader:
     def __init__(self, path: Path, mtime_ns: int) -> None:
         self.mtime_ns = mtime_ns
         self._run, self._metrics = Run(path), GrowingRows(path / "metrics.jsonl", ("step", *MEASURES))
-        self._rows: list[dict[str, Any]] = []
-        self._seen = 0
-        self._points: dict[str, list[Point]] = {name: [] for name in MEASURES}
         self._curve, self._size = "", 0
         self._measured: tuple[Any, ...] = ()
 
     def line(self) -> Line:
         now = self._run.status()
         if self._metrics.read():
-            self._add_points(self._metrics.rows)
-            self._curve = sparkline(self._points)
+            self._curve = sparkline(self._metrics.rows)
         measured = (now["state"], (now["checkpoint"] or {}).get("step"))
         if measured != self._measured:  # walking through a run's files takes longer than all the rest
             self._size, self._measured = self._run.size_bytes, measured
         run = self._run
         return Line(run.name, now, run.config, run, str(run.path), self._size, run.note, self._curve)
 
-    def _add_points(self, rows: list[dict[str, Any]]) -> None:
-        """Add the points of the rows that are new; of all rows if a resume has deleted some."""
-        if rows is not self._rows:
-            self._rows, self._seen, self._points = rows, 0, {name: [] for name in MEASURES}
-        for row in rows[self._seen :]:
-            for name, points in self._points.items():
-                if isinstance(value := row.get(name), int | float) and math.isfinite(value):
-                    points.append((row["step"], value))
-        self._seen = len(rows)
 
-
-def sparkline(points: Mapping[str, Sequence[Point]]) -> str:
+def sparkline(rows: Sequence[dict[str, Any]]) -> str:
     """Return a learning curve as a few hundred bytes of SVG: the success rate, else the mean return."""
-    name = next((name for name in MEASURES if len(points[name]) > 1), None)
-    if name is None:
+    curves = ((name, series(rows, name)) for name in MEASURES)
+    name, points = next(((name, points) for name, points in curves if len(points) > 1), ("", None))
+    if points is None:
         return ""
-    shown = points[name][:: -max(1, len(points[name]) // POINTS)][::-1]
-    steps, values = [step for step, _ in shown], [value for _, value in shown]
-    low, high = (0.0, 1.0) if name.endswith("success_rate") else (min(values), max(values))
+    shown = points[:: -max(1, len(points) // POINTS)][::-1]
+    steps, values = shown.T
+    low, high = (0.0, 1.0) if name.endswith("success_rate") else (values.min(), values.max())
     across, up = (WIDTH - 2) / ((steps[-1] - steps[0]) or 1), (HEIGHT - 2) / ((high - low) or 1.0)
     path = " ".join(f"{1 + across * (x - steps[0]):.0f},{HEIGHT - 1 - up * (y - low):.1f}" for x, y in shown)
     return (
         f"<svg width='{WIDTH}' height='{HEIGHT}' fill='none' stroke='{style.BLUE}' stroke-width='1.5'>"
-        f"<title>{name}, up to step {steps[-1]:,}</title><polyline points='{path}'/></svg>"
+        f"<title>{name}, up to step {steps[-1]:,.0f}</title><polyline points='{path}'/></svg>"
     )
 
 

@@ -28,16 +28,12 @@ REFRESH_S = 2.0
 """Seconds between refreshes while a run works."""
 
 
-def _or_least(value: float | None) -> float:
-    return float("-inf") if value is None else value
-
-
 ORDERS: dict[str, Callable[[Line], Any]] = {
     "latest": lambda line: (not line.is_working, -(line.now["started" if line.is_working else "updated"] or 0)),
     "name": lambda line: line.name,
     "task": lambda line: (line.config.env, line.config.algo) if line.config else ("", ""),
-    "success rate": lambda line: -_or_least(line.now["success_rate"]),
-    "mean return": lambda line: -_or_least(line.now["mean_return"]),
+    "success rate": lambda line: ((rate := line.now["success_rate"]) is None, -(rate or 0.0)),
+    "mean return": lambda line: ((score := line.now["mean_return"]) is None, -(score or 0.0)),
     "size on disk": lambda line: -(line.size_bytes or 0),
 }
 """Name of an order -> sort key."""
@@ -403,7 +399,8 @@ class RunsPage:
         runs = self.ticked
         for run in runs:
             remove(run, sure=True)
-            self.ticks[run.name].value = False
+            if tick := self.ticks.get(run.name):  # a refresh may have dropped the row
+                tick.value = False
         self.refresh()
         self._say(f"Deleted: {', '.join(run.name for run in runs)}.")
 

@@ -21,7 +21,7 @@ import torch
 from kit.config import RunConfig
 from kit.envs import MujocoTask, TensorEnv
 from kit.envs.obs import Obs
-from kit.envs.play import HiddenState, Player, play
+from kit.envs.play import Player, Stateless, play
 from kit.errors import UserError, check_whole, need
 from kit.runs.demonstrations import RECORD_SEED, Recorder, write
 from kit.runs.evaluation import EVAL_SEED, Script
@@ -96,9 +96,11 @@ class Viewer:
                 if number == (checkpoint.step if checkpoint else 0):
                     chosen = title
         if isinstance(task := self._task, Reach):
-            self._policies[BY_HAND] = lambda noise: ByHand(task, self._target)
+            self._policies[BY_HAND] = lambda noise: by_hand(task, self._target)
         for name in self._task.scripts:
             self._policies[f"scripted: {name}"] = partial(self._scripted, name)
+        if not self._task.scripts and self._env.scripted() is not None:  # a task may override `scripted`
+            self._policies["scripted"] = partial(self._scripted, None)
         if not self._policies:
             self._env.close()
             raise UserError(f"env={self.config.env!r} has no scripted policy and cannot be moved by hand; name a run.")
@@ -132,7 +134,7 @@ class Viewer:
     def _trained(self, run: Run, step: int, noise: bool) -> Player:
         return load_policy(run.config, run.find_or_new(step)).as_actor(not noise)
 
-    def _scripted(self, name: str, noise: bool) -> Player:
+    def _scripted(self, name: str | None, noise: bool) -> Player:
         return Script(self._env, name)
 
     def wait(self) -> None:
@@ -362,7 +364,7 @@ class Viewer:
             self._closed.wait(max(0.0, due - time.monotonic()))
 
     def _place_target(self) -> None:
-        """Put the target of `ByHand` where the hand is."""
+        """Put the target of `by_hand` where the hand is."""
         if isinstance(self._task, Reach):
             self._target.position = self._task.hand_w[0].numpy()
 
@@ -388,21 +390,16 @@ class Viewer:
         self._scene.update_from_arrays(*arrays)
 
 
-class ByHand:
-    """A player that moves the hand of Reach, in the first env, towards a target that is dragged in the viewer."""
+def by_hand(task: Reach, target: Any) -> Player:
+    """Return a player that moves the hand of Reach, in the first env, towards `target`, dragged in the viewer."""
 
-    def __init__(self, task: Reach, target: Any) -> None:
-        self._task, self._target = task, target
-
-    def initial_state(self, n: int) -> HiddenState:
-        """Return an empty hidden state."""
-        return ()
-
-    def __call__(self, obs: Obs, hidden_state: HiddenState) -> tuple[torch.Tensor, HiddenState]:
-        target_w = torch.as_tensor(np.array(self._target.position), dtype=self._task.dtype)
-        action = self._task.toward(target_w.expand(self._task.n, 3))
+    def act(_: Obs) -> torch.Tensor:
+        target_w = torch.as_tensor(np.array(target.position), dtype=task.dtype)
+        action = task.toward(target_w.expand(task.n, 3))
         action[1:] = 0.0
-        return action, hidden_state
+        return action
+
+    return Stateless(act)
 
 
 def robot_body(model: mujoco.MjModel) -> int:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+import stable_baselines3
 import torch
 
 import kit
@@ -117,3 +120,15 @@ def test_a_branch_trains_in_another_process(parents) -> None:
     run = kit.branch(parents["PPO"], "latest", run_name="branch", total_steps=64)
     assert run.wait(200)["state"] == "finished", run.log()
     assert same(begun(run)["policy"], parents["PPO"].latest().read()["policy"])
+
+
+def test_a_zip_that_was_trained_with_state_dependent_noise_is_imported(tmp_path: Path) -> None:
+    sizes = {"n_steps": 32, "batch_size": 16, "learning_rate": 2e-4}
+    model = stable_baselines3.PPO("MlpPolicy", "Pendulum-v1", use_sde=True, **sizes)
+    model.save(tmp_path / "gsde.zip")
+    fields = {"env": "Pendulum-v1", "total_steps": 64, "eval_every": 0, "runs_dir": str(tmp_path), "n_envs": 2}
+    run = kit.train(start_from=tmp_path / "gsde.zip", trust=True, threads=1, **fields)
+    overrides = run.config.overrides
+    assert (overrides["use_sde"], overrides["n_steps"], overrides["learning_rate"]) == (True, 32, 2e-4)
+    start, weights = run.find(0).read()["policy"], model.policy.state_dict()
+    assert start.keys() == weights.keys() and all(torch.equal(start[name], weights[name]) for name in weights)

@@ -108,6 +108,19 @@ def test_cut_run_ends_like_the_uncut_one_without_the_dataset(tmp_path, images, n
     assert len(list((cut.path / "frozen").glob("dataset-*"))) == (algo == "SAC")
 
 
+def test_a_reset_of_the_envs_is_no_gap_in_a_clones_dataset(images):
+    config = plan(RunConfig(env=CHASE, algo="BC", dataset=str(images), n_envs=1, threads=1, overrides=TINY)).config
+    env = kit.make_vec(CHASE, 1, "cpu", 0, 1)
+    trainer = make_trainer(config, env)
+    trainer.set_dataset(demonstrations.read(config, env), {})
+    last = trainer.replay_buffer.written - 1
+    state = trainer.state()
+    state["trainer"]["replay_breaks"] = [last]  # of a checkpoint by an older version, in which row `last` was not drawn
+    trainer.load_state(state)
+    rows = torch.cat([trainer.replay_buffer._draw(5 * last)[0] for _ in range(4)])
+    assert rows.min() >= 0 and rows.max() == last
+
+
 def test_half_of_each_sac_minibatch_is_from_the_dataset(numbers):
     config = plan(
         RunConfig(env=STATE, algo="SAC", dataset=str(numbers), n_envs=1, threads=1, overrides={"batch_size": 64})

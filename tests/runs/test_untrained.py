@@ -95,6 +95,15 @@ def test_step_0_after_a_warm_start_is_refused_without_its_checkpoint(child: Run,
     assert run.steps() == [64]
 
 
+def test_an_unsaved_untrained_policy_is_filmed(parent: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mediapy")
+    monkeypatch.setenv("KIT_FILM_S", "0.1")
+    run = create(tmp_path, "unsaved", total_steps=64, eval_every=0)
+    assert Session(run.path)() == 0 and 0 not in [saved.step for saved in run.policies()]
+    for page in (gallery.from_cameras(run, ["front"], 1, step=0), gallery.failures(run, "front", 1, step=0)):
+        assert "video" in page._repr_html_()
+
+
 def test_a_viewer_labels_step_0(parent: Run, child: Run) -> None:
     pytest.importorskip("mjviser")
     for run, names in ((parent, ["before training", "step 64"]), (child, ["step 0", "step 64"])):

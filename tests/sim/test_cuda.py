@@ -12,6 +12,7 @@ import mujoco
 import pytest
 import torch
 
+import kit
 from kit.envs import TensorEnv, make_task, make_vec
 from kit.errors import Overflow
 from kit.runs.session import Session
@@ -23,7 +24,7 @@ from kit.trainers import make_trainer
 from kit.trainers.recorded import Recorded
 from tests import card
 from tests.runs.crash import SLIDE, SMALL, create
-from tests.sim.test_warp import BALLS
+from tests.sim.test_warp import BALLS, limited
 from tests.trainers.iteration import one_iteration
 
 import mujoco_warp as mjw  # isort: skip  initialises Warp, so after kit.machine.warp
@@ -39,13 +40,16 @@ CART = """
   <geom size="0.1" mass="1"/></body></worldbody><actuator><motor joint="slide"/></actuator></mujoco>"""  # fmt: skip
 
 
+CHASE = "tests.envs.chase:ChaseState"
+
+
 @pytest.fixture(scope="module")
 def balls() -> mujoco.MjModel:
     return mujoco.MjModel.from_xml_string(BALLS)
 
 
-def rolling(model: mujoco.MjModel, n: int = 4, **options) -> WarpSim:
-    sim = WarpSim(model, n, DEVICE, **options)
+def rolling(model: mujoco.MjModel, n: int = 4) -> WarpSim:
+    sim = WarpSim(model, n, DEVICE)
     generator = torch.Generator().manual_seed(0)
     qvel = torch.randn(n, model.nv, generator=generator).to(sim.device)
     sim.reset(torch.ones(n, dtype=torch.bool, device=sim.device), qvel=qvel)
@@ -135,8 +139,8 @@ def test_reset_touches_only_the_masked_envs(balls):
     assert after["time"][1] == 0
 
 
-def test_overflow_is_reported_by_snapshot_and_by_a_later_step(balls):
-    sim = rolling(balls, contacts=1)
+def test_overflow_is_reported_by_snapshot_and_by_a_later_step():
+    sim = rolling(limited(max_contacts=1, max_constraints=20))
     sim.step()
     with pytest.raises(Overflow, match="contacts=1 each on average"):
         sim.snapshot()
@@ -211,6 +215,13 @@ def test_a_short_run_trains_resumes_and_evaluates(tmp_path, algo):
 
     again = resume(run.path, total_steps=1536)
     assert again.status()["state"] == "finished" and again.status()["step"] >= 1536
+
+
+def test_a_clone_learns_from_recorded_actions(tmp_path):
+    dataset = str(kit.record("scripted", tmp_path / "recorded", env=CHASE, episodes=4))
+    overrides = {"batch_size": 32, "gradient_steps": 4, "normalize": True, "policy_kwargs": {"net_arch": [16]}}
+    run = create(tmp_path, "clone", "BC", overrides, env=CHASE, device=DEVICE, dataset=dataset, total_steps=512)
+    assert Session(run.path)() == 0, run.log()
 
 
 def test_a_run_moves_between_gpu_and_cpu(tmp_path):

@@ -89,6 +89,21 @@ def test_each_env_may_have_its_own_colours(ball):
     assert torch.equal(again[0], first) and torch.equal(again[1], first)
 
 
+def test_randomised_colours_are_rendered():
+    spec = mujoco.MjSpec()
+    spec.worldbody.add_camera(name="eye", fovy=90)
+    spec.worldbody.add_geom(pos=[0, 0, -2], size=[0.1, 0, 0], rgba=[1, 0, 0, 1])
+    moving = spec.worldbody.add_body(pos=[9, 0, 0])
+    moving.add_joint()
+    moving.add_geom(size=[0.1, 0, 0])
+    sim = make_sim(spec.compile(), 2, "cpu", threads=1)
+    plain = sim.render(("eye",), 40, 40)[:, 0]
+    assert torch.equal(*plain) and len(red(plain[0])) > 0
+    sim.parameter("geom_rgba")[1, 0] = torch.tensor([0.0, 1.0, 0.0, 1.0])
+    first, second = sim.render(("eye",), 40, 40)[:, 0]
+    assert torch.equal(first, plain[0]) and not len(red(second)) and second[20, 20, 1] > 60
+
+
 def test_bad_requests_are_refused_in_a_sentence(ball):
     with pytest.raises(UserError, match=r"no camera 'eyes'; its cameras: eye\."):
         Renderer(ball, 1, ("eyes",), 8, 8)

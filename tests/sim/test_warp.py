@@ -160,21 +160,27 @@ def test_reset_recovers_a_diverged_env(balls):
     assert not sim.diverged().any() and sim.qpos.isfinite().all()
 
 
-def test_overflow_is_an_error_that_names_the_limit(balls):
+def limited(**numerics: int) -> mujoco.MjModel:
+    """Return the model with the custom numerics "max_contacts" or "max_constraints"."""
+    spec = mujoco.MjSpec.from_string(BALLS)
+    for name, value in numerics.items():
+        spec.add_numeric(name=name, data=[value], size=1)
+    return spec.compile()
+
+
+def test_overflow_is_an_error_that_names_the_limit():
     # both balls rest on the floor: 2 contacts of 4 constraint rows each, and no other contact
-    WarpSim(balls, 2, "cpu", contacts=2, constraints=8).step(5)
+    WarpSim(limited(max_contacts=2, max_constraints=8), 2, "cpu").step(5)
     with pytest.raises(Overflow, match="more than contacts=1 each on average"):
-        WarpSim(balls, 2, "cpu", contacts=1).step(5)
+        WarpSim(limited(max_contacts=1), 2, "cpu").step(5)
     with pytest.raises(Overflow, match="World 0 needed more than constraints=7 constraint rows"):
-        WarpSim(balls, 2, "cpu", constraints=7).step(5)
+        WarpSim(limited(max_constraints=7), 2, "cpu").step(5)
 
 
 def test_capacity_counts_the_geom_pairs_that_can_touch(balls):
     assert touching_pairs(balls) == [(0, 2), (0, 3), (2, 3)]  # floor and balls; the cart touches nothing
     assert capacity(balls) == Capacity(contacts=3, constraints=3 * 4 + 2)  # 4 edges per cone; 2 limits of the slide
-    spec = mujoco.MjSpec.from_string(BALLS)
-    spec.add_numeric(name="max_contacts", data=[7], size=1)
-    assert capacity(spec.compile()) == Capacity(contacts=7, constraints=7 * 4 + 2)
+    assert capacity(limited(max_contacts=7)) == Capacity(contacts=7, constraints=7 * 4 + 2)
     chain = """<mujoco><worldbody><geom type="plane" size="1 1 1"/><body><freejoint/><geom size="0.1"/>
       <body><joint/><geom size="0.1"/><body><joint/><geom size="0.1"/></body></body></body></worldbody></mujoco>"""
     floor, links = [(0, 1), (0, 2), (0, 3)], [(1, 3)]  # a link and its parent are not tested for contact

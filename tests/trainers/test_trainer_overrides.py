@@ -82,8 +82,8 @@ def test_invalid_overrides_are_refused_in_one_sentence(algo: str, overrides: dic
 @pytest.mark.parametrize(
     ("algo", "name", "value"),
     [("TD3", "policy_delay", 0), ("CrossQ", "policy_delay", 0), ("SAC", "target_update_interval", 0),
-     ("PPO", "stats_window_size", -1), ("BC", "gradient_steps", -1), ("Distill", "gradient_steps", 0),
-     ("PPO", "batch_size", 1)],
+     ("SAC", "n_sampled_goal", -1), ("PPO", "stats_window_size", -1), ("BC", "gradient_steps", -1),
+     ("Distill", "gradient_steps", 0), ("PPO", "batch_size", 1)],
 )  # fmt: skip
 def test_counts_that_would_divide_by_zero_or_never_end_are_refused(algo: str, name: str, value: int) -> None:
     with pytest.raises(UserError, match=f"{name}={value} must be a whole number of at least"):

@@ -66,6 +66,16 @@ def branched(folder: Path, name: str, parent: str, step: int, **config: Any) -> 
     return run
 
 
+def test_runs_from_before_their_task_had_a_success_are_compared_by_return(tmp_path: Path) -> None:
+    newer, older = evaluated(tmp_path, "newer", [0.0, 0.5], seed=0), evaluated(tmp_path, "older", [0.0, 0.7], seed=1)
+    lines = [json.loads(line) for line in (older.path / "metrics.jsonl").read_text().splitlines()]
+    rows = [{name: value for name, value in line.items() if name != "eval/success_rate"} for line in lines]
+    (older.path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for runs in ([newer, older], [older, newer]):
+        assert comparing.standings(runs).score.item() == pytest.approx(6.0), "the mean of the returns 5 and 7"
+        assert "Reach: " in comparing.compare(runs).text
+
+
 def test_seeds_of_a_second_curriculum_stage_share_a_group(tmp_path: Path) -> None:
     """Parents differ in seed and step; groups are the same whether or not the parents are compared too."""
     first = [evaluated(tmp_path, f"first{seed}", [0.0, 0.5], seed=seed) for seed in range(3)]

@@ -341,6 +341,13 @@ def test_a_run_is_picked_from_a_list(tmp_path: Path, store: None, monkeypatch: p
     assert asked == ["hf://me/runs/far", str(far.path)], "must be fetched once"
 
 
+def test_a_picker_takes_a_stores_run_if_none_here_has_a_policy(tmp_path: Path, store: None) -> None:
+    make_run(tmp_path, "just_started", rows=0)
+    assert RunPicker(None, str(tmp_path), "hf://me/runs")._choice == "hf://me/runs/far"
+    with pytest.raises(UserError, match="no run with a checkpoint"):
+        RunPicker(None, str(tmp_path))
+
+
 def test_a_picker_and_the_buttons_below_a_report_warn_when_the_kernel_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import kit
-from kit.runs import control
+from kit.runs import api, control
 from kit.runs.run import Run
 from kit.scale.background import Background, JobRow
 from kit.scale.work import Results
@@ -142,6 +142,21 @@ def test_ticked_runs_are_deleted_after_a_second_click(page: RunsPage, tmp_path: 
     press(page, "delete")
     page.sure_button.click()
     assert [run.name for run in tmp_path.iterdir()] == ["arm"] and list(page.ticks) == ["arm"]
+
+
+def test_a_refresh_during_a_delete_does_not_stop_it(
+    page: RunsPage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(run: Run, sure: bool) -> None:
+        api.remove(run, sure=sure)
+        page.refresh()  # the page's thread does this every two seconds while another run trains
+
+    monkeypatch.setattr(runs_page, "remove", slow)
+    page.ticks["arm_two"].value = page.ticks["ant"].value = True
+    press(page, "delete")
+    page.sure_button.click()
+    assert "Deleted: " in page._message.value
+    assert [run.name for run in tmp_path.iterdir()] == ["arm"]
 
 
 def test_a_running_run_can_be_watched_and_not_deleted(page: RunsPage, tmp_path: Path) -> None:

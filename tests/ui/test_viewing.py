@@ -23,6 +23,16 @@ from tests.ui.fabricate import wait_for
 pytestmark = pytest.mark.timeout(120)
 
 
+LAZY = '''
+import torch
+from kit.tasks.ant import Ant
+
+class Lazy(Ant):
+    def scripted(self):
+        return torch.zeros(self.n, 8)
+'''
+
+
 def shows(page: Any) -> tuple[int, int]:
     """Return episode and step from the caption."""
     caption = page.get_by_text(re.compile(r"^episode \d+, step \d+")).inner_text(timeout=60_000)
@@ -155,6 +165,19 @@ def test_an_env_without_scripted_policy_or_hand_control_is_refused() -> None:
     pytest.importorskip("mjviser")
     with pytest.raises(UserError, match="no scripted policy and cannot be moved by hand; name a run"):
         kit.ui.view(env="Ant")
+
+
+def test_a_task_that_overrides_scripted_is_played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mjviser")
+    threads = torch.get_num_threads()
+    (tmp_path / "lazy.py").write_text(LAZY)
+    monkeypatch.chdir(tmp_path)
+    viewer = kit.ui.view(env="lazy:Lazy", port=8897)
+    try:
+        assert list(viewer._policies) == ["scripted"]
+    finally:
+        viewer.close()
+        torch.set_num_threads(threads)
 
 
 def test_steer_holds_its_command_until_the_env_is_reset() -> None:

@@ -10,8 +10,7 @@ import gymnasium
 import numpy as np
 import torch
 
-from kit.envs.masks import maybe_any
-from kit.envs.obs import CRITIC, POLICY, TEACHER, Obs
+from kit.envs.obs import CRITIC, POLICY, TEACHER, Obs, maybe_any
 from kit.envs.task import MujocoTask
 from kit.envs.task_info import Field, TaskInfo, numbers
 from kit.sim import Simulator

@@ -14,9 +14,8 @@ import numpy as np
 import torch
 
 from kit.envs.curriculum import Curriculum
-from kit.envs.masks import maybe_any
 from kit.envs.mirror import ROTATION, SCALAR, VECTOR, Mirror, Part, flip, robot_partners
-from kit.envs.obs import CRITIC, POLICY, TEACHER, Obs
+from kit.envs.obs import CRITIC, POLICY, TEACHER, Obs, maybe_any
 from kit.envs.randomize import ActionDelay, ModelTerm
 from kit.envs.task import MujocoTask
 from kit.envs.task_info import Field, TaskInfo, numbers

@@ -12,7 +12,7 @@ from torch import nn
 
 from kit.config import STOCK
 from kit.envs.curriculum import Curriculum
-from kit.envs.play import HiddenState, Player, restart
+from kit.envs.play import HiddenState, Player, Stateless, restart
 from kit.envs.task import Task
 from kit.envs.task_info import Field, TaskInfo, numbers
 from kit.errors import UserError, need
@@ -239,12 +239,12 @@ class Mission(Task):
         if isinstance(team, Player):
             return team
         if not isinstance(team, str):
-            return _Stateless(team)
+            return Stateless(team)
         if team != STOCK:
             raise UserError(
                 f"env_options {self.other}={team!r} is a run; pass its policy, run.policy().as_actor(), instead."
             )
-        return _Stateless(self.straight if self.other == "attackers" else _left_to_the_kernel)
+        return Stateless(self.straight if self.other == "attackers" else _left_to_the_kernel)
 
     @staticmethod
     def straight(obs: torch.Tensor) -> torch.Tensor:
@@ -252,19 +252,6 @@ class Mission(Task):
         to_zone = -obs[:, :12].view(-1, ATTACKERS, 3)[:, :, :2]
         direction = (torch.atan2(to_zone[..., 1], to_zone[..., 0]) * (4 / torch.pi)).round().long() % 8 + 1
         return torch.where(to_zone.norm(dim=2) < 1 / 6, 0, direction)
-
-
-class _Stateless:
-    """A player without hidden state, from a function."""
-
-    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        self._function = function
-
-    def initial_state(self, n: int) -> HiddenState:
-        return ()
-
-    def __call__(self, obs: Any, hidden_state: HiddenState, /) -> tuple[torch.Tensor, HiddenState]:
-        return self._function(obs), hidden_state
 
 
 class Pool:
