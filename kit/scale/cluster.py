@@ -21,6 +21,7 @@ from typing import Any
 
 import kit
 from kit.errors import UserError, need
+from kit.runs.control import ON_REQUEST
 from kit.scale.work import POLL_S, Engine, Starter, StoredWork, Work, since
 
 TRIES = 10
@@ -137,7 +138,8 @@ def _attempt(job: Work, board: Any, threads: int, version: str) -> dict[str, Any
             stopping = True
         time.sleep(WATCH_S)
     row = job.row()
-    if row["state"] in ("interrupted", "waiting") and not stopping:
+    by_user = stopping or str(row["message"]).startswith(ON_REQUEST)
+    if row["state"] in ("interrupted", "waiting") and not by_user:
         raise Lost(f"{row['name']}: {row['message']}")
     return row
 
