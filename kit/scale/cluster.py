@@ -226,8 +226,8 @@ class _Remote(Work):
 
     def row(self) -> dict[str, Any]:
         row = self.job.row()
-        waits = {"state": "waiting", "message": since("the cluster has not started it", self._started)}
-        return self._last or self.on.poll()[0].get(row["name"]) or {**row, **waits}
+        message = since("the cluster has not started it", self._started) if self._ref is not None else self.note
+        return self._last or self.on.poll()[0].get(row["name"]) or {**row, "state": "waiting", "message": message}
 
 
 if __name__ == "__main__":  # for `eval "$(python -m kit.scale.cluster)"` in the shell that starts Ray
