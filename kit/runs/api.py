@@ -279,10 +279,9 @@ def _change(run: Run, changes: dict[str, Any]) -> None:
     if config.eval_every == "auto":
         config = config.replace(eval_every=max(1, config.total_steps // 10))
     if config.processes > 1:
-        from kit.trainers import algorithm
         from kit.trainers.planning import config_of_rank
 
-        config_of_rank(algorithm.find(config.algo), config)  # raises if the config cannot be divided
+        config_of_rank(config)  # raises if the config cannot be divided
     if "device" in changes or config.store != run.config.store:
         from kit.measure.auto import resolve
 

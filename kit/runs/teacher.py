@@ -26,18 +26,15 @@ if TYPE_CHECKING:
     from kit.envs.registry import Spaces
 
 
-class ScriptedTeacher:
+class ScriptedTeacher(Script):
     """The task's scripted policy, which reads the state of the envs and not their observations."""
-
-    def __init__(self, env: BatchEnv, name: str | None = None) -> None:
-        self._name, self._script = name, Script(env, name)
 
     def player(self, env: BatchEnv) -> Player:
         """Return the teacher as a player of `env`, for evaluations."""
         return Script(env, self._name)
 
     def act(self, obs: Obs) -> torch.Tensor:
-        return self._script(obs, ())[0]
+        return self(obs, ())[0]
 
     def restart(self, done: torch.Tensor) -> None:
         pass

@@ -77,13 +77,12 @@ class Training:
         group, rank_config = None, config
         if config.processes > 1:
             from kit.runs.ranks import start_group
-            from kit.trainers import algorithm
             from kit.trainers.planning import config_of_rank
 
             self.status.set(phase="starting the other processes")
             group = start_group(config)
             self._closing.append(group.close)
-            rank_config = config_of_rank(algorithm.find(config.algo), config, group.rank, group.on_this_machine)
+            rank_config = config_of_rank(config, group.rank, group.on_this_machine)
         self.status.set(phase="building the envs")
         env = make_env(rank_config, int(rank_config.n_envs), rank_config.seed, int(rank_config.threads))
         self._closing.append(env.close)

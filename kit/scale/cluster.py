@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 import kit
@@ -43,11 +44,6 @@ ENVIRONMENT = {
 """Environment variables of every Ray process; set them also where `ray start` is called."""
 STORE_BYTES = 100 * 2**20
 """Memory for Ray's object store, which holds only small objects; Ray's default is 30 % of the machine's memory."""
-
-
-def _room(node_cpus: float, cpus: float, node_gpus: float, gpus: float) -> int:
-    """Return how many jobs fit on a node; each job needs `cpus` and `gpus`."""
-    return int(min(node_cpus / cpus if cpus else 1, node_gpus / gpus if gpus else float("inf")))
 
 
 class Lost(Exception):
@@ -149,8 +145,9 @@ class Cluster:
 
     def __init__(self, ray: Any, cpus: float, gpus: float) -> None:
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        rooms = [_room(node.get("CPU", 0), cpus, node.get("GPU", 0), gpus) for node in nodes]
-        self.room = sum(rooms)
+        self.room = sum(
+            int(min(node.get("CPU", 0) / cpus, node.get("GPU", 0) / gpus if gpus else inf)) for node in nodes
+        )
         """Number of jobs that fit at the same time."""
         if not self.room:  # Ray would wait forever without an error
             available = ", ".join(f"{node.get('CPU', 0):g} CPUs and {node.get('GPU', 0):g} GPUs" for node in nodes)
