@@ -120,10 +120,8 @@ class Session:
                 return self._train(training, shrink_message)
             except Exception as error:
                 shortage = memory.shortage(error)
-                if self.run.config.processes > 1:
-                    raise
-                if shortage is None:
-                    if training is not None:  # finishes a checkpoint that is being written, and frees the envs
+                if shortage is None or self.run.config.processes > 1:
+                    if training is not None:  # awaits a checkpoint being written, ends other ranks, frees the envs
                         with contextlib.suppress(Exception):
                             training.close()
                     raise
