@@ -111,13 +111,17 @@ def make_teacher(config: RunConfig, env: BatchEnv, saved: dict[str, Any] | None)
         teacher_config, policy = _read(config)
         check_spaces(config, teacher_config, env)
     else:
-        teacher_config = RunConfig.from_dict(mark_source(json.loads(saved["config"]), config.runs_dir, of_run=True))
-        policy = {}
+        teacher_config, policy = saved_config(saved, config.runs_dir), {}
         for name, value in saved.items():
             component, slash, key = name.partition("/")
             if slash and component != "hidden_state":
                 policy.setdefault(component, {})[key] = value
     return PolicyTeacher(teacher_config, policy, env.num_envs, env.device)
+
+
+def saved_config(saved: dict[str, Any], runs_dir: str) -> RunConfig:
+    """Return the config of a policy teacher from its state in a checkpoint, with module names marked (`kit.trust`)."""
+    return RunConfig.from_dict(mark_source(json.loads(saved["config"]), runs_dir, of_run=True))
 
 
 def _read(config: RunConfig) -> tuple[RunConfig, dict[str, Any]]:
