@@ -227,8 +227,10 @@ def with_shared_runs_dir(fields: dict[str, Any]) -> dict[str, Any]:
 
     Without a store, all machines must share the folder `runs_dir`. With a store, each machine has its own.
     """
-    runs_dir = Path(fields.get("runs_dir", "runs")).expanduser()
-    return fields if fields.get("store") else {**fields, "runs_dir": str(runs_dir.absolute())}
+    runs_dir = fields.get("runs_dir", "runs")
+    if fields.get("store") or not isinstance(runs_dir, str):  # RunConfig refuses what is no text
+        return fields
+    return {**fields, "runs_dir": str(Path(runs_dir).expanduser().absolute())}
 
 
 def run_batch(

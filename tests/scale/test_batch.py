@@ -81,13 +81,14 @@ def test_every_job_gets_a_unique_run_name() -> None:
         (lambda: kit.launch_batch(["Reach"]), r"jobs=\['Reach'\] is not a list of configs or mappings"),
         (lambda: kit.batch([{"start_from": "runs/nothing"}]), "runs/nothing"),
         (lambda: kit.batch("no.yaml"), "no.yaml does not exist"),
+        (lambda: kit.batch([{"runs_dir": None}], on="ray"), "runs_dir=None is empty; give a text"),
         (lambda: kit.batch([{"store": "gone/store"}]), "store='gone/store'"),
         (lambda: kit.batch([{"store": "gone/store"}], on="ray"), "store='gone/store'"),
         (lambda: kit.sweep({"store": "gone/store", "sweep": {"space": {"gamma": [0.9]}}}), "store='gone/store'"),
     ],
     ids=["one that cannot be trained", "no such field", "no seeds", "twice the same", "too many at once",
-         "none at once", "a text at once", "no jobs", "texts", "no such run", "no such file", "no such store",
-         "nor for Ray", "nor for a search"],
+         "none at once", "a text at once", "no jobs", "texts", "no such run", "no such file", "no folder",
+         "no such store", "nor for Ray", "nor for a search"],
 )
 def test_invalid_batch_is_refused_in_one_sentence_and_creates_nothing(tmp_path, monkeypatch, call, words) -> None:
     monkeypatch.chdir(tmp_path)
