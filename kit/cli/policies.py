@@ -44,7 +44,7 @@ def add_commands(add: Add) -> None:
         sub.add_argument("--episodes", type=int, default=count, metavar="N", help=f"episodes to play; default: {count}")
     for sub in (evaluate, video, view, export, push, record):
         sub.add_argument("--trust", action="store_true", help=TRUST)
-    where = "the model repository, private if it is new; or a folder"
+    where = "the model repository, private if it is new; or a folder, also drive:FOLDER"
     push.add_argument("url", metavar="hf://YOU/MODEL|FOLDER", help=where)
     view.add_argument("--port", type=int, default=8080, metavar="N", help="port; default: 8080, or the next free one")
     view.add_argument("--n-envs", type=int, default=1, metavar="N", help="envs to show; default: 1")

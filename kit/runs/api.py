@@ -93,6 +93,11 @@ def resume(
         run, new_location = locate(path_or_url, runs_dir, max_gb)
     changes = {**new_location, **changes}
     opened(run, trust)
+    saved = run.latest() if run.config.teacher is not None else None
+    if saved is not None and "config" in (state := saved.numbers().get("teacher", {})):  # not of a script
+        from kit.runs import teacher
+
+        permit(teacher.saved_config(state, run.config.runs_dir), trust)
     if directory.is_locked(run.path):
         raise UserError(f"{run.path} is in use by a live process; stop it first, or watch it with `kit runs`.")
     if changes:
@@ -279,10 +284,9 @@ def _change(run: Run, changes: dict[str, Any]) -> None:
     if config.eval_every == "auto":
         config = config.replace(eval_every=max(1, config.total_steps // 10))
     if config.processes > 1:
-        from kit.trainers import algorithm
         from kit.trainers.planning import config_of_rank
 
-        config_of_rank(algorithm.find(config.algo), config)  # raises if the config cannot be divided
+        config_of_rank(config)  # raises if the config cannot be divided
     if "device" in changes or config.store != run.config.store:
         from kit.measure.auto import resolve
 

@@ -5,7 +5,6 @@ A recording is `divergences/step_<step>_env_<env>.safetensors`: the last second 
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,7 +85,7 @@ def record_divergence(
 
 @one_thread()
 def _render(run: Run, recording: Path, path: Path, size: int, camera: str | None, on_frame: Progress) -> None:
-    rows = load(recording)
+    rows, number = load(recording), int(recording.stem.rpartition("_")[2])
     env = make_env(run.config.replace(device="cpu"), 1, run.config.seed, 1)
     try:
         if camera is not None:
@@ -100,7 +99,7 @@ def _render(run: Run, recording: Path, path: Path, size: int, camera: str | None
                 speed, left = rows["qvel"][step].abs().max(), (steps - step) * env.control_dt_s
                 caption = f"{left:.2f} s before   fastest joint {float(speed):.2g}"
                 pixels = env.render(shown, size, size)[0, 0].cpu().numpy()
-                frame = captioned(pixels, None, f"env {_env(recording)}", caption, WHITE if step < steps - 1 else RED)
+                frame = captioned(pixels, None, f"env {number}", caption, WHITE if step < steps - 1 else RED)
                 for _ in range(repeats):
                     add(frame)
                 on_frame(step + 1, steps)
@@ -121,8 +120,3 @@ def show(env: Any, row: dict[str, torch.Tensor]) -> None:
     state = {name: row[name][None].to(sim.dtype) for name in ("qpos", "qvel")}
     sim.reset(torch.ones(1, dtype=torch.bool), **state)
     env.task.measure()
-
-
-def _env(recording: Path) -> int:
-    match = re.search(r"env_(\d+)", recording.stem)
-    return int(match[1]) if match else 0

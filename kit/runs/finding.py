@@ -105,18 +105,14 @@ def locate(path_or_url: str | Path, runs_dir: str, max_gb: float = 8.0) -> tuple
 
 
 def locate_step(text: str | Path, runs_dir: str) -> tuple[Run, int | str | None]:
-    """Find the run of `text`, RUN or RUN@STEP, as `locate` does; return it and STEP: a number, best, latest or None."""
-    name, step = split_step(text)
-    run, _ = locate(name, runs_dir)
-    return run, step
+    """Find the run of `text`, RUN or RUN@STEP, as `locate` does; return it and STEP: a number, best, latest or None.
 
-
-def split_step(text: str | Path) -> tuple[str, int | str | None]:
-    """Split RUN or RUN@STEP into RUN and STEP: a number, best, latest or None. Folders of RUN may contain "@", too."""
+    Folders of RUN may contain "@", too.
+    """
     name, at, step = str(text).rpartition("@")
     if not at or "/" in step:
-        return str(text), None
-    return name, int(step) if step.isdecimal() else step
+        return locate(text, runs_dir)[0], None
+    return locate(name, runs_dir)[0], int(step) if step.isdecimal() else step
 
 
 def locate_unfinished(runs_dir: str, store: str | None = None, max_gb: float = 8.0) -> tuple[Run, dict[str, Any]]:

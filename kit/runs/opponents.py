@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from kit.config import STOCK, RunConfig
 from kit.errors import UserError
 from kit.format.checkpoint import Checkpoint
-from kit.runs.finding import split_step
+from kit.runs.finding import locate_step
 from kit.runs.run import Run, load_policy
 
 if TYPE_CHECKING:
@@ -40,9 +40,8 @@ def _find(config: RunConfig, side: str, value: str) -> tuple[Run, Checkpoint]:
     """Return run and checkpoint that `value` names: RUN or RUN@STEP (default: the best). Raises `UserError`."""
     from kit import envs
 
-    path, step = split_step(value)
     try:
-        run = Run(path)
+        run, step = locate_step(value, config.runs_dir)
         saved = run.find(step)
     except UserError as error:
         raise UserError(f"env_options {side}={value!r}: {error}") from None

@@ -19,6 +19,7 @@ from kit.runs.export import export
 from kit.runs.run import Run, opened
 from kit.runs.video import record
 from kit.stores.base import StoreError, Unusable
+from kit.stores.folder import DirectoryStore
 from kit.stores.model_card import MARK, curve
 from kit.stores.redact import TEXT, one_line, redact_bytes
 from kit.trainers import Trainer, algorithm
@@ -65,10 +66,13 @@ def push(
 
     Makes one commit with an SB3 zip, an ONNX file if the extra `deploy` is installed, a JSON file that describes inputs
     and outputs, the run's config, an evaluation over `episodes`, a video, and a model card. A new repository is
-    private. A README.md that kit did not write is never replaced. `url` may also be a folder, in which the same files
-    are written; then its path is returned. `trust` as in `kit.resume`. Raises `UserError` before anything is uploaded.
+    private. A README.md that kit did not write is never replaced. `url` may also be a folder or drive:FOLDER, in which
+    the same files are written; then its path is returned. `trust` as in `kit.resume`. Raises `UserError` before
+    anything is uploaded.
     """
     run = opened(run, trust)
+    if url.lower().startswith("drive:"):
+        url = str(DirectoryStore(url, write=True).root)
     if "://" not in url:
         return str(_to_folder(run, Path(url).expanduser(), step, episodes))
     import huggingface_hub
@@ -93,9 +97,12 @@ def push(
 def _to_folder(run: Run, to: Path, step: int | str | None, episodes: int) -> Path:
     """Write the files of a model repository to the folder `to`; return it. Raises `UserError` if `to` holds others."""
     card = to / "README.md"
-    if to.exists() and any(to.iterdir()) and MARK not in (card.read_text() if card.exists() else ""):
-        raise UserError(f"url={str(to)!r} holds files that kit did not write; name another folder.")
-    to.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        if to.exists() and any(to.iterdir()) and MARK not in (card.read_text() if card.exists() else ""):
+            raise UserError(f"url={str(to)!r} holds files that kit did not write; name another folder.")
+        to.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"url={str(to)!r} cannot be written ({error.strerror}); name another folder.") from None
     with tempfile.TemporaryDirectory(prefix=".kit-push-", dir=to.parent) as folder:
         contents = files(run, "", step, episodes, Path(folder))
         to.mkdir(exist_ok=True)

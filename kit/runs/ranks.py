@@ -31,7 +31,7 @@ def start_group(config: RunConfig) -> ProcessGroup:
 def train_rank(group: ProcessGroup) -> int:
     """Train as a rank above 0; return the exit code: 75 if rank 0 was stopped or a process died, else 0."""
     from kit.machine import settings
-    from kit.trainers import algorithm, make_trainer
+    from kit.trainers import make_trainer
     from kit.trainers.distributed.ppo import DistributedPPO
     from kit.trainers.planning import config_of_rank
 
@@ -40,7 +40,7 @@ def train_rank(group: ProcessGroup) -> int:
         signal.signal(name, signal.SIG_IGN)
     try:
         (run_config,) = group.broadcast()
-        config = config_of_rank(algorithm.find(run_config.algo), run_config, group.rank, group.on_this_machine)
+        config = config_of_rank(run_config, group.rank, group.on_this_machine)
         settings.apply(config.device)
         with closing(make_env(config, int(config.n_envs), config.seed, int(config.threads))) as env:
             trainer = make_trainer(config, env, group)

@@ -77,34 +77,39 @@ class Session:
 
         Raises `UserError` if the run is in use.
         """
-        with directory.lock(self.run.path, self._lock), handlers(self._on_signal, self._on_hangup) as self._installed:
-            checkpoint.sweep(self.run.path)
-            self.status = Status(self.run.path, total_steps=self.run.config.total_steps)
-            if self.status.values["plan"] and self.status.values["checkpoint"] is None:
-                print(self.status.values["plan"], flush=True)
-            watch = threading.Thread(target=self._watch, name="watch", daemon=True)
-            watch.start()
-            code = INTERRUPTED
-            try:
-                with self._monitor, listening(self._compiling), spot_watch(self.requests.stop):
-                    code = self._train_and_shrink()
-            except UserError as error:
-                self.status.set(state="failed", message=str(error))
-                raise
-            except Exception as error:
-                traceback.print_exc()
-                where = "the traceback is in worker.log" if self.run.log_path.exists() else "see the traceback"
-                self.status.set(state="failed", message=f"{type(error).__name__}: {error}; {where}")
-                code = FAILED
-            finally:
-                self._over.set()
-                watch.join()
-                self.status.set(steps_per_s=None, eta_s=None, gpu=None)
-                self._write_final_status()
-                self._on_progress(self.status.values)
-                if self.requests.reason != control.ON_REQUEST:  # no message to the user who stopped the run
-                    notify.send(self.run.name, self.status.values)
-            return code
+        with directory.lock(self.run.path, self._lock):
+            self.status = Status(self.run.path, total_steps=self.run.config.total_steps)  # the handlers need it
+            with handlers(self._on_signal, self._on_hangup) as self._installed:
+                return self._train_and_report()
+
+    def _train_and_report(self) -> int:
+        """Train, while a thread polls commands; write the final status. Return the exit code."""
+        checkpoint.sweep(self.run.path)
+        if self.status.values["plan"] and self.status.values["checkpoint"] is None:
+            print(self.status.values["plan"], flush=True)
+        watch = threading.Thread(target=self._watch, name="watch", daemon=True)
+        watch.start()
+        code = INTERRUPTED
+        try:
+            with self._monitor, listening(self._compiling), spot_watch(self.requests.stop):
+                code = self._train_and_shrink()
+        except UserError as error:
+            self.status.set(state="failed", message=str(error))
+            raise
+        except Exception as error:
+            traceback.print_exc()
+            where = "the traceback is in worker.log" if self.run.log_path.exists() else "see the traceback"
+            self.status.set(state="failed", message=f"{type(error).__name__}: {error}; {where}")
+            code = FAILED
+        finally:
+            self._over.set()
+            watch.join()
+            self.status.set(steps_per_s=None, eta_s=None, gpu=None)
+            self._write_final_status()
+            self._on_progress(self.status.values)
+            if self.requests.reason != control.ON_REQUEST:  # no message to the user who stopped the run
+                notify.send(self.run.name, self.status.values)
+        return code
 
     def _train_and_shrink(self) -> int:
         """Train, halving the number of envs each time memory runs out."""
@@ -120,10 +125,8 @@ class Session:
                 return self._train(training, shrink_message)
             except Exception as error:
                 shortage = memory.shortage(error)
-                if self.run.config.processes > 1:
-                    raise
-                if shortage is None:
-                    if training is not None:  # finishes a checkpoint that is being written, and frees the envs
+                if shortage is None or self.run.config.processes > 1:
+                    if training is not None:  # awaits a checkpoint being written, ends other ranks, frees the envs
                         with contextlib.suppress(Exception):
                             training.close()
                     raise

@@ -26,18 +26,15 @@ if TYPE_CHECKING:
     from kit.envs.registry import Spaces
 
 
-class ScriptedTeacher:
+class ScriptedTeacher(Script):
     """The task's scripted policy, which reads the state of the envs and not their observations."""
-
-    def __init__(self, env: BatchEnv, name: str | None = None) -> None:
-        self._name, self._script = name, Script(env, name)
 
     def player(self, env: BatchEnv) -> Player:
         """Return the teacher as a player of `env`, for evaluations."""
         return Script(env, self._name)
 
     def act(self, obs: Obs) -> torch.Tensor:
-        return self._script(obs, ())[0]
+        return self(obs, ())[0]
 
     def restart(self, done: torch.Tensor) -> None:
         pass
@@ -114,13 +111,17 @@ def make_teacher(config: RunConfig, env: BatchEnv, saved: dict[str, Any] | None)
         teacher_config, policy = _read(config)
         check_spaces(config, teacher_config, env)
     else:
-        teacher_config = RunConfig.from_dict(mark_source(json.loads(saved["config"]), config.runs_dir, of_run=True))
-        policy = {}
+        teacher_config, policy = saved_config(saved, config.runs_dir), {}
         for name, value in saved.items():
             component, slash, key = name.partition("/")
             if slash and component != "hidden_state":
                 policy.setdefault(component, {})[key] = value
     return PolicyTeacher(teacher_config, policy, env.num_envs, env.device)
+
+
+def saved_config(saved: dict[str, Any], runs_dir: str) -> RunConfig:
+    """Return the config of a policy teacher from its state in a checkpoint, with module names marked (`kit.trust`)."""
+    return RunConfig.from_dict(mark_source(json.loads(saved["config"]), runs_dir, of_run=True))
 
 
 def _read(config: RunConfig) -> tuple[RunConfig, dict[str, Any]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +60,7 @@ class Training:
     ) -> None:
         self.run, self.config, self.status = run, run.config, status
         self._requests, self._monitor, self._should_stop, self._notify = requests, monitor, should_stop, notify
-        self._closing: list[Callable[[], object]] = []
+        self._closing = ExitStack()
         self._in_iteration = False
         try:
             self._build(run.config)
@@ -77,40 +78,39 @@ class Training:
         group, rank_config = None, config
         if config.processes > 1:
             from kit.runs.ranks import start_group
-            from kit.trainers import algorithm
             from kit.trainers.planning import config_of_rank
 
             self.status.set(phase="starting the other processes")
             group = start_group(config)
-            self._closing.append(group.close)
-            rank_config = config_of_rank(algorithm.find(config.algo), config, group.rank, group.on_this_machine)
+            self._closing.callback(group.close)
+            rank_config = config_of_rank(config, group.rank, group.on_this_machine)
         self.status.set(phase="building the envs")
         env = make_env(rank_config, int(rank_config.n_envs), rank_config.seed, int(rank_config.threads))
-        self._closing.append(env.close)
+        self._closing.callback(env.close)
         if not env.snapshots:
             self._notify(env.snapshot_note)
         self.trainer = make_trainer(rank_config, env, group)
         self._env = env
-        self._closing.append(lambda: None if self._in_iteration else self.trainer.end())
+        self._closing.callback(lambda: None if self._in_iteration else self.trainer.end())
         resumed, session = self._load()
         replay_lost = isinstance(self.trainer, OffPolicy) and self.trainer.replay_first == self.trainer.replay_written
         self._untrained = resumed is None or self.run.is_untrained(resumed)
         self._last_eval, self._best = int(session.get("last_eval", -1)), session.get("best")
         self._unkept_best: tuple[int, dict[str, Any]] | None = None
         self.metrics = Metrics(self.run.path, int(session.get("rows", 0)))
-        self._closing.append(self.metrics.close)
+        self._closing.callback(self.metrics.close)
         if config.tracker is not None:
             tracker = Tracker(config, self.run.name, self._notify)
             self.metrics.on_row = tracker.add
-            self._closing.append(tracker.close)
+            self._closing.callback(tracker.close)
         self.trainer.set_logger(row_logger(self.metrics, self._monitor.columns))
         self.trainer.should_stop, self.trainer.on_boundary = self._should_stop, self.boundary
         self.trainer.on_divergence = self._keep_divergence
         self._evaluator = Evaluator(during_training(config), seed=EVAL_SEED)
-        self._closing.append(self._evaluator.close)
+        self._closing.callback(self._evaluator.close)
         budget = byte_count("disk_budget", config.disk_budget)
         self.writer = Writer(self.run.path, resumed, self._on_checkpoint, not replay_lost, budget)
-        self._closing.append(self.writer.wait)
+        self._closing.callback(self.writer.wait)
         self.step = self.first_step = self.trainer.num_timesteps
         self._saved_step, self._saved_s = (self.step if resumed else -1), time.monotonic()
         self._size_reported = self._unsaved_eval = False
@@ -190,9 +190,8 @@ class Training:
         self._test()
 
     def close(self) -> None:
-        """Free all resources. Also works if the constructor failed halfway."""
-        while self._closing:
-            self._closing.pop()()
+        """Free all resources, also after one that raises. Also works if the constructor failed halfway."""
+        self._closing.close()
 
     # -- between iterations ----------------------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ from typing import Any
 from kit.config import MAY_CHANGE_ON_RESUME, RunConfig, folder_name, read_yaml
 from kit.errors import UserError
 from kit.machine import limits
+from kit.presets import nested
 from kit.runs import api, worker
 from kit.runs.run import Run, opened
 from kit.runs.warm_start import warm_start
@@ -74,10 +75,9 @@ class Job(StoredWork):
         `env_options` back.
         """
         existing, changes = Run(self.path).config.to_dict(), {}
+        wanted = {**self.config.to_dict(), "overrides": nested(self.config.overrides)}
         for name in self.requested.keys() - {"run_name", "runs_dir", "threads"}:
-            value, current = self.config.to_dict()[name], existing[name]
-            if isinstance(value, dict):
-                current = {key: current.get(key) for key in value}
+            value, current = wanted[name], _named(wanted[name], existing[name])
             if value in (current, "auto"):
                 continue
             if name == "env_options" and restores(value, current):
@@ -135,6 +135,13 @@ class Job(StoredWork):
         status = self.run.status()
         refused = {"state": "failed", "message": self.error} if self.error and not self.is_working() else {}
         return {key: status.get(key) for key in KEYS} | total | refused
+
+
+def _named(value: Any, current: Any) -> Any:
+    """Return the entries of the mapping `current` that `value` names. A preset adds others, also to policy_kwargs."""
+    if not (isinstance(value, dict) and isinstance(current, dict)):
+        return current
+    return {key: _named(value[key] if key == "policy_kwargs" else None, current.get(key)) for key in value}
 
 
 @lru_cache
@@ -220,8 +227,10 @@ def with_shared_runs_dir(fields: dict[str, Any]) -> dict[str, Any]:
 
     Without a store, all machines must share the folder `runs_dir`. With a store, each machine has its own.
     """
-    runs_dir = Path(fields.get("runs_dir", "runs")).expanduser()
-    return fields if fields.get("store") else {**fields, "runs_dir": str(runs_dir.absolute())}
+    runs_dir = fields.get("runs_dir", "runs")
+    if fields.get("store") or not isinstance(runs_dir, str):  # RunConfig refuses what is no text
+        return fields
+    return {**fields, "runs_dir": str(Path(runs_dir).expanduser().absolute())}
 
 
 def run_batch(

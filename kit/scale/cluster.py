@@ -17,10 +17,12 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 import kit
 from kit.errors import UserError, need
+from kit.runs.control import ON_REQUEST
 from kit.scale.work import POLL_S, Engine, Starter, StoredWork, Work, since
 
 TRIES = 10
@@ -42,11 +44,6 @@ ENVIRONMENT = {
 """Environment variables of every Ray process; set them also where `ray start` is called."""
 STORE_BYTES = 100 * 2**20
 """Memory for Ray's object store, which holds only small objects; Ray's default is 30 % of the machine's memory."""
-
-
-def _room(node_cpus: float, cpus: float, node_gpus: float, gpus: float) -> int:
-    """Return how many jobs fit on a node; each job needs `cpus` and `gpus`."""
-    return int(min(node_cpus / cpus if cpus else 1, node_gpus / gpus if gpus else float("inf")))
 
 
 class Lost(Exception):
@@ -137,7 +134,8 @@ def _attempt(job: Work, board: Any, threads: int, version: str) -> dict[str, Any
             stopping = True
         time.sleep(WATCH_S)
     row = job.row()
-    if row["state"] in ("interrupted", "waiting") and not stopping:
+    by_user = stopping or str(row["message"]).startswith(ON_REQUEST)
+    if row["state"] in ("interrupted", "waiting") and not by_user:
         raise Lost(f"{row['name']}: {row['message']}")
     return row
 
@@ -147,8 +145,9 @@ class Cluster:
 
     def __init__(self, ray: Any, cpus: float, gpus: float) -> None:
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        rooms = [_room(node.get("CPU", 0), cpus, node.get("GPU", 0), gpus) for node in nodes]
-        self.room = sum(rooms)
+        self.room = sum(
+            int(min(node.get("CPU", 0) / cpus, node.get("GPU", 0) / gpus if gpus else inf)) for node in nodes
+        )
         """Number of jobs that fit at the same time."""
         if not self.room:  # Ray would wait forever without an error
             available = ", ".join(f"{node.get('CPU', 0):g} CPUs and {node.get('GPU', 0):g} GPUs" for node in nodes)
@@ -224,8 +223,8 @@ class _Remote(Work):
 
     def row(self) -> dict[str, Any]:
         row = self.job.row()
-        waits = {"state": "waiting", "message": since("the cluster has not started it", self._started)}
-        return self._last or self.on.poll()[0].get(row["name"]) or {**row, **waits}
+        message = since("the cluster has not started it", self._started) if self._ref is not None else self.note
+        return self._last or self.on.poll()[0].get(row["name"]) or {**row, "state": "waiting", "message": message}
 
 
 if __name__ == "__main__":  # for `eval "$(python -m kit.scale.cluster)"` in the shell that starts Ray

@@ -192,6 +192,7 @@ def plan_jobs(path: Path, **resources: Any) -> tuple[list[NotebookJob], Engine]:
     for name in ("store", "runs_dir"):
         if not isinstance(content.get(name, ""), str | None):
             raise UserError(f"{path}: {name}={content[name]!r} is not a text; write a path or a store's URL.")
+    content["runs_dir"] = content.get("runs_dir") or "runs"
     content = with_shared_runs_dir(content) if engine.on else content
     for name in content.keys() - set(SETTINGS):
         raise UserError(f"{path}: {name}={content[name]!r} is unknown; valid are {', '.join(SETTINGS)}.")
@@ -212,7 +213,7 @@ def plan_jobs(path: Path, **resources: Any) -> tuple[list[NotebookJob], Engine]:
             f"{path}: `parameters` and `grid` must be mappings, `jobs` a list of mappings, and each value of `grid` a "
             "list that is not empty."
         )
-    folder = Path(content.get("runs_dir", "runs")).expanduser() / f"{stem}.notebooks"
+    folder = Path(content["runs_dir"]).expanduser() / f"{stem}.notebooks"
     store = content.get("store")
     jobs, taken = list[NotebookJob](), Counter[str]()
     for entry in job_entries:
@@ -228,7 +229,7 @@ def plan_jobs(path: Path, **resources: Any) -> tuple[list[NotebookJob], Engine]:
             name = folder_name("-".join([stem, *words])).strip("-").lower()[:80]
             taken[name] += 1
             name = name if taken[name] == 1 else f"{name}-{taken[name]}"
-            run_fields = {"run_name": name, "runs_dir": str(content.get("runs_dir", "runs"))}
+            run_fields = {"run_name": name, "runs_dir": content["runs_dir"]}
             parameters |= {key: value for key, value in run_fields.items() if key in defaults and key not in parameters}
             jobs.append(NotebookJob(folder / name, notebook.read_text(), parameters, store))
     return jobs, engine

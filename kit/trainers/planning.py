@@ -30,10 +30,10 @@ from kit.envs.groups import OPTION as OBS_GROUPS
 from kit.envs.obs import TEACHER
 from kit.errors import UserError
 from kit.machine import limits, settings
-from kit.presets import LEGGED, NAMED, PPO_FROM_IMAGES_ON_CUDA, PPO_ON_CUDA, TASKS, TASKS_ON_CUDA, Row
+from kit.presets import LEGGED, NAMED, PPO_FROM_IMAGES_ON_CUDA, PPO_ON_CUDA, TASKS, TASKS_ON_CUDA, Row, nested
 from kit.trainers import algorithm
 from kit.trainers.algorithm import Algorithm
-from kit.trainers.arguments import complete, nested
+from kit.trainers.arguments import complete
 from kit.trust import ROBOT_TASKS
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def plan(config: RunConfig) -> Plan:
     )
     planned = Plan.of(resolved, env)
     if config.processes > 1:
-        config_of_rank(record, resolved)
+        config_of_rank(resolved)
     return planned
 
 
@@ -202,13 +202,13 @@ def during_training(config: RunConfig) -> RunConfig:
     return config.replace(device="cpu") if env.physics and not images else config
 
 
-def config_of_rank(record: Algorithm, config: RunConfig, rank: int = 0, on_this_machine: int = 1) -> RunConfig:
+def config_of_rank(config: RunConfig, rank: int = 0, on_this_machine: int = 1) -> RunConfig:
     """Return the config of one `rank` of a distributed run: its share of envs, batch and threads, and its own seed.
 
     Raises `UserError` if `config` cannot be divided.
     """
     size = config.processes
-    if not record.distributed:
+    if not algorithm.find(config.algo).distributed:
         raise UserError(f"processes={size}: algo={config.algo!r} trains in one process; use 1, or algo='PPO'.")
     if ":" in config.device:
         raise UserError(f"processes={size} need one GPU each, but device={config.device!r} is one GPU; write cuda.")

@@ -185,6 +185,24 @@ def test_an_exception_in_one_rank_fails_the_run(
     assert "AssertionError: a bug" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("fails", ["rank 0", "rank 1"])
+def test_after_an_exception_in_a_rank_all_ends_and_this_process_can_train_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    (tmp_path / "task_in_ranks.py").write_text(
+        "import sys\nfrom kit.tasks.reach.task import Reach\n\nclass Task(Reach):\n    def state(self):\n"
+        f"        assert ('rank 1' if 'ranks' in sys.argv[0] else 'rank 0') != {fails!r}\n"
+        "        return super().state()\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "task_in_ranks", raising=False)
+    fields = {**FEW, "runs_dir": str(tmp_path), "total_steps": WORLDS * STEPS}
+    assert kit.train(**fields | {"env": "task_in_ranks:Task"}).status()["state"] == "failed"
+    left = [child for child in psutil.Process().children() if "kit.runs.ranks" in child.cmdline()]
+    assert not left
+    assert kit.train(**fields).status()["state"] == "finished"
+
+
 def test_a_config_that_cannot_be_distributed_is_refused(tmp_path: Path) -> None:
     few = {**FEW, "runs_dir": str(tmp_path)}
     with pytest.raises(UserError, match="n_envs=7 cannot be shared by 2 processes; choose a multiple"):

@@ -6,7 +6,9 @@ import threading
 
 import pytest
 
+from kit.format import checkpoint
 from kit.runs.interruption import SessionClock, spot_notice
+from kit.runs.session import Session
 from tests.runs.crash import Forked, create
 
 
@@ -22,6 +24,15 @@ def test_two_signals_in_the_middle_of_a_save(tmp_path, moment):
     session.kill(signal.SIGTERM)
     assert session.wait() == 75, run.log()
     assert run.latest().step == run.checkpoints()[-1].step == run.status()["step"]
+
+
+def test_a_signal_as_soon_as_a_session_listens_leaves_the_run_resumable(tmp_path, monkeypatch):
+    run = create(tmp_path, "run")
+    monkeypatch.setattr(checkpoint, "sweep", lambda path: signal.raise_signal(signal.SIGTERM))
+    with pytest.raises(SystemExit) as ended:
+        Session(run.path)()
+    assert ended.value.code == 75
+    assert run.status()["message"] == "ended from outside (SIGTERM) while starting"
 
 
 class Imds(http.server.BaseHTTPRequestHandler):

@@ -155,6 +155,12 @@ def test_a_run_against_a_recurrent_opponent_resumes_exactly(recurrent_guards: Ru
     assert fingerprint(cut) == fingerprint(whole)
 
 
+def test_a_bare_name_is_looked_up_in_runs_dir(guards: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = kit.RunConfig(env="Mission", env_options={"defenders": "guards@latest"}, device="cpu")
+    make_env(config.replace(runs_dir=str(guards.path.parent)), 1, 0).close()
+
+
 def test_a_snapshot_with_another_opponent_is_refused(guards: Run) -> None:
     env = kit.make_vec("Mission", 4, env_options={"defenders": guards.policy().as_actor()})
     other = kit.make_vec("Mission", 4, env_options={"side": "attackers"})

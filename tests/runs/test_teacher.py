@@ -2,12 +2,14 @@
 
 import json
 import shutil
+import sys
 
 import numpy as np
 import pytest
 from stable_baselines3 import PPO
 
 import kit
+from kit import trust
 from kit.errors import UserError
 from kit.runs.evaluation import EVAL_SEED, Evaluator
 from tests.runs.crash import complete, create, cut_twice
@@ -51,6 +53,26 @@ def test_cut_run_ends_like_the_uncut_one(tmp_path, teacher):
         shutil.rmtree(tmp_path / "lent", ignore_errors=True)
     assert complete(cut) == 0, cut.log()
     assert_same_end(cut, uncut)
+
+
+def test_trust_on_resume_reaches_the_teacher_in_the_checkpoint(tmp_path, monkeypatch):
+    """On a machine that has neither the teacher's run nor imported its algorithm before."""
+    (tmp_path / "teachers_algo.py").write_text("from tests.trainers.toy import REINFORCE\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    own = kit.train(
+        env=STATE, algo="teachers_algo:REINFORCE", total_steps=64, n_envs=4, threads=1, eval_every=0,
+        runs_dir=str(tmp_path / "lent"), run_name="own",
+    )  # fmt: skip
+    run = student(tmp_path, "student", str(own.path))
+    assert complete(run) == 0, run.log()
+    shutil.rmtree(own.path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another machine"))
+    monkeypatch.setattr(trust, "_trusted", set())
+    monkeypatch.delitem(sys.modules, "teachers_algo")
+    with pytest.raises(UserError, match="names the module 'teachers_algo'"):
+        kit.resume(run.path, total_steps=544)
+    assert kit.Run(run.path).status()["state"] == "finished", "it was refused before a session began"
+    assert kit.resume(run.path, total_steps=544, trust=True).status()["step"] == 544
 
 
 @pytest.mark.storm

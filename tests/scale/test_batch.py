@@ -14,13 +14,14 @@ import pytest
 import kit
 from kit.cli import main
 from kit.errors import UserError
+from kit.measure.auto import resolve
 from kit.runs import directory
 from kit.runs.fingerprint import fingerprint
 from kit.runs.session import Session
 from kit.scale import work
 from kit.scale.batch import check, plan_jobs, read_jobs, run_batch, slots
 from kit.scale.files import standing
-from kit.scale.study import plan
+from kit.scale.study import TrialJob, plan
 from kit.scale.work import Results
 from kit.stores import lease, open_store
 from tests.runs.crash import SMALL, create, kill_everything_in
@@ -80,13 +81,14 @@ def test_every_job_gets_a_unique_run_name() -> None:
         (lambda: kit.launch_batch(["Reach"]), r"jobs=\['Reach'\] is not a list of configs or mappings"),
         (lambda: kit.batch([{"start_from": "runs/nothing"}]), "runs/nothing"),
         (lambda: kit.batch("no.yaml"), "no.yaml does not exist"),
+        (lambda: kit.batch([{"runs_dir": None}], on="ray"), "runs_dir=None is empty; give a text"),
         (lambda: kit.batch([{"store": "gone/store"}]), "store='gone/store'"),
         (lambda: kit.batch([{"store": "gone/store"}], on="ray"), "store='gone/store'"),
         (lambda: kit.sweep({"store": "gone/store", "sweep": {"space": {"gamma": [0.9]}}}), "store='gone/store'"),
     ],
     ids=["one that cannot be trained", "no such field", "no seeds", "twice the same", "too many at once",
-         "none at once", "a text at once", "no jobs", "texts", "no such run", "no such file", "no such store",
-         "nor for Ray", "nor for a search"],
+         "none at once", "a text at once", "no jobs", "texts", "no such run", "no such file", "no folder",
+         "no such store", "nor for Ray", "nor for a search"],
 )
 def test_invalid_batch_is_refused_in_one_sentence_and_creates_nothing(tmp_path, monkeypatch, call, words) -> None:
     monkeypatch.chdir(tmp_path)
@@ -293,3 +295,16 @@ def test_stored_run_without_latest_json_finishes_on_another_machine(tmp_path, mo
     with pytest.raises(UserError, match=r"exists with env_options=\{'key': '\(hidden\)'\}, not \{'key': 'none'\}"):
         kit.batch([{**job, "env_options": {"key": "none"}}])
     assert fingerprint(kit.Run("runs/cut")) == there
+
+
+@pytest.mark.parametrize("overrides", [{"net_arch": [16, 16]}, {"policy_kwargs": {"net_arch": [16, 16]}}])
+def test_a_job_or_trial_that_sets_the_network_can_be_continued(tmp_path, monkeypatch, overrides) -> None:
+    """The run's config has the network in `policy_kwargs`, beside the preset's noise."""
+    monkeypatch.chdir(tmp_path)
+    fields = {"run_name": "run", "env": "Ant", "overrides": overrides}
+    path = directory.create(resolve(kit.RunConfig(**fields)))
+    assert set(kit.Run(path).config.overrides["policy_kwargs"]) == {"net_arch", "log_std_init"}
+    (job,) = plan_jobs([fields], None, "b")
+    assert job.changes() == TrialJob(job.config, job.config.non_defaults()).changes() == {}
+    with pytest.raises(UserError, match=r"exists with overrides=.*\[16, 16\].*, not .*\[8\]"):
+        plan_jobs([{**fields, "overrides": {"net_arch": [8]}}], None, "b")

@@ -100,6 +100,15 @@ def test_ctrl_c_ends_a_notebook_that_does_not_train(tmp_path: Path, monkeypatch:
     assert job.result is None, "it is executed again when the batch is started again"
 
 
+def test_a_blank_runs_dir_is_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_notebook("idle.ipynb", "runs_dir = 'runs'")
+    Path("idle.yaml").write_text("notebook: idle.ipynb\nruns_dir:\nstore:\n")
+    ((here,), _), ((far,), _) = plan_jobs(Path("idle.yaml")), plan_jobs(Path("idle.yaml"), on="ray")
+    assert here.path == Path("runs/idle.notebooks/idle") and here.parameters == {"runs_dir": "runs"}
+    assert far.path == tmp_path / here.path and far.parameters == {"runs_dir": str(tmp_path / "runs")}
+
+
 @pytest.mark.storm
 @pytest.mark.timeout(400)
 def test_notebooks_continue_after_a_kill(jobs: Path, hub: HubServer, tmp_path: Path) -> None:  # noqa: F811

@@ -106,6 +106,28 @@ def test_resources_that_no_node_has_are_refused(cluster: Any) -> None:
     assert not Path("runs").exists()
 
 
+def test_a_run_that_the_user_stopped_stays_stopped(cluster: Any) -> None:
+    def stop(now: Results) -> None:
+        if now[0]["state"] == "running":
+            kit.Run(f"runs/{now[0]['name']}").stop()
+
+    (row,) = kit.batch([{**FIELDS, "total_steps": 10**7}], name="far", on="ray", on_progress=stop)
+    assert row["state"] == "interrupted" and row["message"].startswith("stopped on request"), row
+    assert "resumed from step" not in kit.Run(f"runs/{row['name']}").log()
+
+
+def test_a_job_that_waits_for_a_slot_says_so(cluster: Any) -> None:
+    told: list[str] = []
+
+    def look(now: Results) -> None:
+        told.extend(row["message"] for row in now)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        kit.batch([FIELDS], seeds=2, name="far", on="ray", at_once=1, on_progress=look)
+    assert told[0].startswith("the cluster has not started it, since 2") and told[1].startswith("no slot is free"), told
+
+
 @pytest.mark.storm
 def test_killed_batch_command_continues_when_started_again(cluster: Any) -> None:
     Path("jobs.yaml").write_text(yaml.safe_dump({**FIELDS, "seeds": 2}))

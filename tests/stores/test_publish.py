@@ -159,6 +159,23 @@ def test_push_refuses_a_subfolder_a_users_readme_and_a_read_only_token(
         kit.push(reach, "hf://me/other")
 
 
+def test_push_to_a_file_is_refused_and_drive_is_google_drive(
+    reach: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    for target in ("file", "file/below"):
+        with pytest.raises(UserError, match=rf"url='{target}' cannot be written \(.*\); name another folder\."):
+            kit.push(reach, target, episodes=1)
+    monkeypatch.setenv("KIT_DRIVE_ROOT", str(tmp_path / "drive"))
+    with pytest.raises(UserError, match=r"'drive:models/reach' needs Google Drive at .*drive; on Colab run"):
+        kit.push(reach, "drive:models/reach", episodes=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    Path("drive").mkdir()
+    assert kit.push(reach, "drive:models/reach", episodes=1) == str(tmp_path / "drive/models/reach")
+    assert Path("drive/models/reach/ppo-Reach.zip").is_file()
+
+
 SECRET = "hf_" + "aB3dE6gH9j" * 3
 
 
