@@ -14,15 +14,6 @@ Row = dict[str, Any]
 POLICY_KEYS = ("net_arch", "activation_fn", "log_std_init")
 
 
-def nested(row: Row) -> Row:
-    """Move the network settings of `row` (`POLICY_KEYS`) into `policy_kwargs`, where SB3 expects them."""
-    policy = {name: row[name] for name in POLICY_KEYS if name in row}
-    if not isinstance(row.get("policy_kwargs", {}), dict):
-        return row
-    others = {name: value for name, value in row.items() if name not in POLICY_KEYS}
-    return others | ({"policy_kwargs": others.get("policy_kwargs", {}) | policy} if policy else {})
-
-
 NAMED: dict[str, Row] = {
     "fast": {"n_envs": 16, "n_steps": 256, "batch_size": 2048, "n_epochs": 15, "net_arch": [512, 512]},
     "heavy": {"n_envs": 32, "n_steps": 256, "batch_size": 4096, "n_epochs": 20, "net_arch": [1024, 512, 256]},

@@ -28,7 +28,6 @@ from typing import Any
 from kit.config import MAY_CHANGE_ON_RESUME, RunConfig, folder_name, read_yaml
 from kit.errors import UserError
 from kit.machine import limits
-from kit.presets import nested
 from kit.runs import api, worker
 from kit.runs.run import Run, opened
 from kit.runs.warm_start import warm_start
@@ -74,18 +73,20 @@ class Job(StoredWork):
         Raises `UserError` for a field that may not change on resume. A run from a store gets its secrets in
         `env_options` back.
         """
-        existing, changes = Run(self.path).config.to_dict(), {}
-        wanted = {**self.config.to_dict(), "overrides": nested(self.config.overrides)}
+        run, changes = Run(self.path), {}
+        existing, asked, wanted = (config.to_dict() for config in (run.config, run.requested, self.config))
         for name in self.requested.keys() - {"run_name", "runs_dir", "threads"}:
-            value, current = wanted[name], _named(wanted[name], existing[name])
-            if value in (current, "auto"):
+            value, current = wanted[name], existing[name]
+            if isinstance(value, dict):
+                current = {key: current.get(key) for key in value}
+            if value in (current, asked[name], "auto"):
                 continue
             if name == "env_options" and restores(value, current):
                 changes[name] = {**existing[name], **value}
             elif name in MAY_CHANGE_ON_RESUME:
                 changes[name] = value
             else:
-                conflict = redact(f"{self.path} exists with {name}={current!r}, not {value!r}")
+                conflict = redact(f"{self.path} exists with {name}={asked[name]!r}, not {value!r}")
                 raise UserError(f"{conflict}; choose another name for the batch or the job.")
         return changes
 
@@ -135,13 +136,6 @@ class Job(StoredWork):
         status = self.run.status()
         refused = {"state": "failed", "message": self.error} if self.error and not self.is_working() else {}
         return {key: status.get(key) for key in KEYS} | total | refused
-
-
-def _named(value: Any, current: Any) -> Any:
-    """Return the entries of the mapping `current` that `value` names. A preset adds others, also to policy_kwargs."""
-    if not (isinstance(value, dict) and isinstance(current, dict)):
-        return current
-    return {key: _named(value[key] if key == "policy_kwargs" else None, current.get(key)) for key in value}
 
 
 @lru_cache

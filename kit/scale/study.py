@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from kit.config import RunConfig, folder_name, read_yaml
 from kit.errors import UserError, check_whole, need
 from kit.format.files import GrowingRows, write_atomic
-from kit.presets import nested
 from kit.runs.control import ON_REQUEST
 from kit.scale.background import JobRow
 from kit.scale.batch import Job, with_shared_runs_dir
@@ -76,6 +75,8 @@ class Plan:
 
         Module names are marked as read from a file (`kit.trust`), because `values` may come from a downloaded journal.
         """
+        from kit.trainers.arguments import nested
+
         own = {name: value for name, value in values.items() if name in RunConfig().to_dict()}
         own = mark_source(own, self.folder / JOURNAL, of_run=True)
         overrides = {name: value for name, value in values.items() if name not in own}

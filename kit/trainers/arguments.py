@@ -15,7 +15,7 @@ from torch import nn
 
 from kit.config import with_point
 from kit.errors import UserError, check_names, check_whole
-from kit.presets import POLICY_KEYS, Row, nested
+from kit.presets import POLICY_KEYS, Row
 from kit.trainers.algorithm import Algorithm
 
 NOT_OVERRIDES = {
@@ -75,6 +75,15 @@ def complete(algorithm: Algorithm, row: Row, overrides: Mapping[str, Any]) -> Ro
         if name in least and not isinstance(value, tuple):  # train_freq may be (1, "episode")
             check_whole(f"overrides {name}", value, least[name])
     return hyper
+
+
+def nested(row: Row) -> Row:
+    """Move the network settings of `row` (`POLICY_KEYS`) into `policy_kwargs`, where SB3 expects them."""
+    policy = {name: row[name] for name in POLICY_KEYS if name in row}
+    if not isinstance(row.get("policy_kwargs", {}), dict):
+        return row
+    others = {name: value for name, value in row.items() if name not in POLICY_KEYS}
+    return others | ({"policy_kwargs": others.get("policy_kwargs", {}) | policy} if policy else {})
 
 
 def arguments(algorithm: Algorithm, overrides: Mapping[str, Any]) -> dict[str, Any]:

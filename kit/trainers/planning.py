@@ -30,10 +30,10 @@ from kit.envs.groups import OPTION as OBS_GROUPS
 from kit.envs.obs import TEACHER
 from kit.errors import UserError
 from kit.machine import limits, settings
-from kit.presets import LEGGED, NAMED, PPO_FROM_IMAGES_ON_CUDA, PPO_ON_CUDA, TASKS, TASKS_ON_CUDA, Row, nested
+from kit.presets import LEGGED, NAMED, PPO_FROM_IMAGES_ON_CUDA, PPO_ON_CUDA, TASKS, TASKS_ON_CUDA, Row
 from kit.trainers import algorithm
 from kit.trainers.algorithm import Algorithm
-from kit.trainers.arguments import complete
+from kit.trainers.arguments import complete, nested
 from kit.trust import ROBOT_TASKS
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from typing import Any
 
 from kit.config import RunConfig, number, to_text
 from kit.measure.auto import resolve
-from kit.presets import POLICY_KEYS, nested
+from kit.presets import POLICY_KEYS
 from kit.trainers import algorithm
-from kit.trainers.arguments import hyperparameter_docs
+from kit.trainers.arguments import hyperparameter_docs, nested
 
 STOCK_NET_ARCH: dict[str, Any] = {
     "SAC": [256, 256], "TD3": [400, 300], "CrossQ": {"pi": [256, 256], "qf": [1024, 1024]},

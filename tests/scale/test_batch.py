@@ -14,8 +14,7 @@ import pytest
 import kit
 from kit.cli import main
 from kit.errors import UserError
-from kit.measure.auto import resolve
-from kit.runs import directory
+from kit.runs import api, directory
 from kit.runs.fingerprint import fingerprint
 from kit.runs.session import Session
 from kit.scale import work
@@ -302,8 +301,8 @@ def test_a_job_or_trial_that_sets_the_network_can_be_continued(tmp_path, monkeyp
     """The run's config has the network in `policy_kwargs`, beside the preset's noise."""
     monkeypatch.chdir(tmp_path)
     fields = {"run_name": "run", "env": "Ant", "overrides": overrides}
-    path = directory.create(resolve(kit.RunConfig(**fields)))
-    assert set(kit.Run(path).config.overrides["policy_kwargs"]) == {"net_arch", "log_std_init"}
+    run = api.create(None, fields)
+    assert set(run.config.overrides["policy_kwargs"]) == {"net_arch", "log_std_init"}
     (job,) = plan_jobs([fields], None, "b")
     assert job.changes() == TrialJob(job.config, job.config.non_defaults()).changes() == {}
     with pytest.raises(UserError, match=r"exists with overrides=.*\[16, 16\].*, not .*\[8\]"):
