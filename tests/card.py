@@ -33,7 +33,7 @@ ROOT = str(Path(__file__).parents[1])
 INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
 WAITING = {
     "_local_scalar_dense", "nonzero", "equal", "masked_select", "unique_dim", "_unique2", "unique_consecutive",
-    "repeat_interleave", "is_nonzero", "bincount", "histc",
+    "repeat_interleave", "is_nonzero", "bincount", "histc", "_linalg_check_errors",
 }  # fmt: skip
 """Operations whose result's shape or value the CPU must know."""
 NO_KERNEL = {
@@ -278,6 +278,10 @@ class _Functions(TorchFunctionMode):
                 return made
             _wait("new_tensor to the GPU")
             return Card(made)
+        elif name == "one_hot" and isinstance(args[0], Card):
+            if len(args) == 1 and "num_classes" not in kwargs:
+                _wait(name)
+            return Card(func(args[0].inner, *args[1:], **kwargs))
         elif func in (torch.Tensor.to, torch.Tensor.cpu, torch.Tensor.cuda):
             return _to(name, *args, **kwargs)
         elif name == "pin_memory" and args:
@@ -319,7 +323,11 @@ def _to(name: str, x: torch.Tensor, *args: Any, dtype=None, device=None, non_blo
 
 class _Generator(torch.Generator):
     def __new__(cls, device: object = "cpu"):
-        return super().__new__(cls)
+        made = super().__new__(cls)
+        made.where = CUDA if _is_cuda(device) else CPU
+        return made
+
+    device = property(lambda self: self.where)
 
 
 _registered: set[int] = set()
@@ -440,6 +448,16 @@ def install() -> None:
             run_thread(self)
 
     threading.Thread.run = run  # type: ignore[method-assign]
+    load = torch.nn.Module.load_state_dict
+
+    def load_state_dict(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        torch.__future__.set_swap_module_params_on_conversion(False)  # fails for an LSTM, whose weights have references
+        try:
+            return load(self, *args, **kwargs)
+        finally:
+            torch.__future__.set_swap_module_params_on_conversion(True)
+
+    torch.nn.Module.load_state_dict = load_state_dict  # type: ignore[method-assign]
     torch.__future__.set_swap_module_params_on_conversion(True)
     _Functions().__enter__()
     _Dispatch().__enter__()

@@ -41,7 +41,7 @@ def saliency(policy: BasePolicy, obs: Any) -> dict[str, torch.Tensor]:
     for name in images:
         image = entries[name].float()
         blurred = avg_pool2d(image.flatten(0, -4), BLUR, 1, BLUR // 2, count_include_pad=False).view_as(image)
-        spots = _spots(*image.shape[-2:])
+        spots = _spots(*image.shape[-2:]).to(image.device)
         changes = [
             (act({**entries, name: image + spot * (blurred - image)}) - reference).abs().sum(1) for spot in spots
         ]  # each (n,)

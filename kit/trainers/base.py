@@ -112,6 +112,9 @@ class TensorTrainer(BaseAlgorithm):
             settings = {"gamma": self.gamma, **settings}
             self.normalizer = Normalizer(self.observation_space, self.n_envs, self.device, **settings)
         self._actors: dict[bool, Actor] = {}
+        if self.device.type != "cpu" and getattr(self, "use_sde", False):
+            noisy: Any = getattr(self, "actor", self.policy)
+            noisy.reset_noise(self.n_envs)  # SB3 drew its matrix before it moved the policy to the GPU
         if self.env is not None:
             self.tensor_env = tensor_env_of(self.env)
             self._reset_envs()
@@ -292,8 +295,13 @@ class TensorTrainer(BaseAlgorithm):
         raise NotImplementedError
 
     def state(self) -> State:
-        """Return a copy of the training state, without replay data. Valid at the end of an iteration only."""
+        """Return a copy of the training state, without replay data. Valid at the end of an iteration only.
+
+        Raises `UserError` instead of returning weights that are NaN.
+        """
         self._read_episodes()
+        if self.device.type != "cpu":  # training does not read rewards there: it would wait
+            self._check_finite(torch.stack([parameter.detach().sum() for parameter in self.policy.parameters()]))
         state = _states(self.components())
         state["trainer"] |= {name: value.cpu().clone() for name, value in leaves("last_obs", self._last_obs)}
         return {**state, "env": self.tensor_env.snapshot()}

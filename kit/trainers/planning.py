@@ -33,7 +33,7 @@ from kit.machine import limits, settings
 from kit.presets import LEGGED, NAMED, PPO_FROM_IMAGES_ON_CUDA, PPO_ON_CUDA, TASKS, TASKS_ON_CUDA, Row
 from kit.trainers import algorithm
 from kit.trainers.algorithm import Algorithm
-from kit.trainers.arguments import complete, nested
+from kit.trainers.arguments import complete, hyperparameter_docs, hyperparameter_types, nested
 from kit.trust import ROBOT_TASKS
 
 if TYPE_CHECKING:
@@ -125,6 +125,9 @@ def plan(config: RunConfig) -> Plan:
     images = encoders.sees_images(env.observation_space)
     device = device_of(config, images)
     row = row_of(record, config, device, on_gpu=device != "cpu" and env.batched and env.physics, images=images)
+    if images and device != "cpu" and "buffer_size" in hyperparameter_types(record):
+        # a GPU reserves the whole buffer at once: a million of ReachVision's observations are 34 GiB
+        row = {"buffer_size": min(config.total_steps, hyperparameter_docs(record)["buffer_size"][0]), **row}
     hyper = complete(record, row, config.overrides)
     n_envs = config.n_envs if isinstance(config.n_envs, int) else _auto_n_envs(record, config, row, device, env.physics)
     resolved = config.replace(

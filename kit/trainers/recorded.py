@@ -66,6 +66,7 @@ def cuda_graph(function: Function, inputs: Tensors, device: torch.device) -> tup
                 function(*inputs)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with no_garbage_collection(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        # without `stream`, torch captures on one stream of the whole process, which is on the first GPU that was used
+        with no_garbage_collection(), torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
             outputs = function(*inputs)
     return outputs, graph.replay

@@ -120,8 +120,14 @@ class ReplayTrainer(TensorTrainer):
         return self.replay_buffer.written
 
     def replay_rows(self, start: int, stop: int) -> dict[str, torch.Tensor]:
-        """Copy the rows numbered `start` to `stop` - 1 to the CPU: column -> (stop - start, n_envs, ...)."""
-        return self.replay_buffer.rows(start, stop)
+        """Copy the rows numbered `start` to `stop` - 1 to the CPU: column -> (stop - start, n_envs, ...).
+
+        Raises `UserError` if a reward is NaN on a GPU, where training does not read it.
+        """
+        rows = self.replay_buffer.rows(start, stop)
+        if self.device.type != "cpu":
+            self._check_finite(rows["rewards"])
+        return rows
 
     def load_replay(self, rows: dict[str, torch.Tensor], start_row: int) -> None:
         """Restore `rows`, numbered from `start_row`. Call after `load_state`, which sets the number of valid rows."""

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import gc
 import threading
+from dataclasses import replace
+from types import MappingProxyType
 
 import mujoco
 import pytest
@@ -14,15 +16,20 @@ import torch
 
 import kit
 from kit.envs import TensorEnv, make_task, make_vec
-from kit.errors import Overflow
+from kit.envs.randomize import ActionDelay, ModelTerm, ObservationNoise
+from kit.errors import Overflow, UserError
+from kit.measure.auto import resolve
 from kit.runs.session import Session
 from kit.sim.kernels import beside_torch
 from kit.sim.render import POSES, Renderer
 from kit.sim.warp import _CHECK_EVERY, WarpSim
 from kit.tasks.mission.task import Mission
 from kit.trainers import make_trainer
+from kit.trainers.ppo import ALGORITHM, PPO
 from kit.trainers.recorded import Recorded
 from tests import card
+from tests.envs.chase import ChaseState
+from tests.envs.slide import Slide
 from tests.runs.crash import SLIDE, SMALL, create
 from tests.sim.test_warp import BALLS, limited
 from tests.trainers.iteration import one_iteration
@@ -40,7 +47,7 @@ CART = """
   <geom size="0.1" mass="1"/></body></worldbody><actuator><motor joint="slide"/></actuator></mujoco>"""  # fmt: skip
 
 
-CHASE = "tests.envs.chase:ChaseState"
+CHASE, CORRIDOR = "tests.envs.chase:ChaseState", "tests.envs.corridor:Corridor"
 
 
 @pytest.fixture(scope="module")
@@ -222,6 +229,97 @@ def test_a_clone_learns_from_recorded_actions(tmp_path):
     overrides = {"batch_size": 32, "gradient_steps": 4, "normalize": True, "policy_kwargs": {"net_arch": [16]}}
     run = create(tmp_path, "clone", "BC", overrides, env=CHASE, device=DEVICE, dataset=dataset, total_steps=512)
     assert Session(run.path)() == 0, run.log()
+
+
+class Spoilt(ChaseState):
+    """Its reward is NaN in step 40 of an episode."""
+
+    episode_steps = 1000
+    keeps = (*ChaseState.keeps, "steps")
+
+    def build(self, n, device, threads=None):
+        super().build(n, device, threads)
+        self.steps = torch.zeros(n, dtype=torch.int64, device=device)
+
+    def reset(self, mask, generator):
+        super().reset(mask, generator)
+        self.steps.masked_fill_(mask, 0)
+
+    def advance(self, action):
+        super().advance(action)
+        self.steps += 1
+
+    def reward(self, action):
+        return torch.where(self.steps == 40, torch.nan, super().reward(action))
+
+
+@pytest.mark.parametrize("algo", ["PPO", "SAC"])
+def test_no_checkpoint_holds_weights_that_are_nan(tmp_path, algo):
+    few = {"train_freq": 4, "learning_starts": 8} if algo == "SAC" else {"n_steps": 8}
+    sizes = {"n_envs": 2, "total_steps": 4000, "eval_every": 0, "checkpoint_every": 32}
+    run = create(tmp_path, "run", algo, few, env=f"{__name__}:Spoilt", device=DEVICE, **sizes)
+    with pytest.raises(UserError, match="NaN or infinite"):
+        Session(run.path)()
+    assert run.checkpoints()
+    for saved in run.checkpoints():
+        assert all(weights.isfinite().all() for weights in saved.read(False)["policy"].values()), saved.step
+
+
+class Growing(PPO):
+    """A loss whose coefficient changes while it trains."""
+
+    def loss(self, new, batch, clip_range, clip_range_vf=None):
+        return self.iteration * new.values.mean() + 0.0 * new.log_prob.mean()
+
+
+RECORD = replace(ALGORITHM, name="Growing", trainer=Growing)
+GROWING = f"{__name__}:RECORD"
+
+
+def test_numbers_that_a_loss_reads_may_change(monkeypatch):
+    """The gradient of ε mean V + 0 with respect to V's bias is ε; of the loss of PPO, -ent_coef per log σ."""
+    for algo, coefficient, parameter in ((GROWING, "iteration", "value_net.bias"), ("PPO", "ent_coef", "log_std")):
+        overrides = SMALL["PPO"] | {"n_epochs": 1, "batch_size": 64}
+        config = resolve(kit.RunConfig(env=CHASE, algo=algo, n_envs=4, threads=1, device=DEVICE, overrides=overrides))
+        trainer = make_trainer(config, make_vec(CHASE, 4, DEVICE))
+        _, callback = trainer._setup_learn(10**9, None, True)
+        trainer._log_now, gradients = False, []
+        for number in (1, 10, 1000):
+            setattr(trainer, coefficient, number)
+            monkeypatch.setattr(trainer.networks, "step", lambda norm: None)
+            one_iteration(trainer, callback)
+            gradients.append(abs(trainer.policy.get_parameter(parameter).grad.cpu()).sum().item())
+        assert gradients == pytest.approx([1, 10, 1000], rel=0.2)
+
+
+def test_discrete_observations_and_an_lstm_train_and_resume(tmp_path):
+    overrides = {"policy_kwargs": {"net_arch": [8], "lstm_hidden_size": 8}}
+    sizes = {"n_envs": 2, "total_steps": 32, "eval_every": 0}
+    run = create(tmp_path, "run", "RecurrentPPO", overrides, env=CORRIDOR, device=DEVICE, **sizes)
+    assert Session(run.path)() == 0, run.log()
+    assert kit.resume(run.path, total_steps=64).status()["state"] == "finished"
+
+
+def test_randomised_physics_and_delays_train_and_resume(tmp_path):
+    sizes = {"n_envs": 4, "total_steps": 64, "eval_every": 0, "env_options": {"randomize": True}}
+    run = create(tmp_path, "run", env=f"{__name__}:Shaken", device=DEVICE, **sizes)
+    assert Session(run.path)() == 0, run.log()
+    assert kit.resume(run.path, total_steps=128).status()["state"] == "finished"
+
+
+class Shaken(Slide):
+    random_terms = MappingProxyType({
+        "mass": ModelTerm(("body_mass", "body_inertia"), low=0.5, high=2.0),
+        "damping": ModelTerm(("dof_damping",), low=0.5, high=2.0, every_s=0.02),
+        "delay": ActionDelay(low=0, high=2),
+        "noise": ObservationNoise(low=-0.1, high=0.1),
+    })  # fmt: skip
+
+
+def test_state_dependent_noise_acts_before_the_first_rollout():
+    config = resolve(kit.RunConfig(env=CHASE, n_envs=4, device=DEVICE, overrides=SMALL["PPO"] | {"use_sde": True}))
+    trainer = make_trainer(config, make_vec(CHASE, 4, DEVICE))
+    assert trainer.act(trainer._last_obs, deterministic=False).device.type == DEVICE
 
 
 def test_a_run_moves_between_gpu_and_cpu(tmp_path):

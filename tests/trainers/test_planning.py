@@ -62,6 +62,15 @@ def test_a_gpu_simulates_hundreds_of_envs_with_cameras_and_none_of_gymnasiums(en
     assert (resolved.n_envs, resolved.n_envs * resolved.overrides["n_steps"]) == (worlds, rollout)
 
 
+def test_a_replay_buffer_of_images_on_a_gpu_has_room_for_the_run_only(monkeypatch):
+    config = RunConfig(env="ReachVision", algo="SAC", total_steps=300_000)
+    assert "buffer_size" not in plan(config).config.overrides, "a CPU reserves no memory before it is written"
+    monkeypatch.setattr(planning, "device_of", lambda config, images: "cuda")
+    assert plan(config).config.overrides["buffer_size"] == 300_000
+    assert plan(config.replace(total_steps=3_000_000)).config.overrides["buffer_size"] == 1_000_000, "SB3's default"
+    assert plan(config.replace(overrides={"buffer_size": 5000})).config.overrides["buffer_size"] == 5000
+
+
 def test_on_a_gpu_ant_has_a_row_of_its_own_and_mirrored_legs_keep_their_low_rate(monkeypatch):
     """With more than lin_0.0002 mirrored updates grew until the weights were NaN."""
     ant, legs = (resolve(RunConfig(env=env, device="cpu")).overrides for env in ("Ant", "G1Legs"))

@@ -193,5 +193,6 @@ def joint_speeds_towards(
     distance = to_target_w.norm(dim=1, keepdim=True).clamp(min=1e-6)
     velocity_w = to_target_w / distance * (HAND_GAIN_PER_S * distance).clamp(max=HAND_SPEED_MPS)
     square = jacobian_t.mT @ jacobian_t + DAMPING_M**2 * torch.eye(3, dtype=target_w.dtype, device=target_w.device)
-    action = (jacobian_t @ torch.linalg.solve(square, velocity_w.unsqueeze(2))).squeeze(2)
+    # `solve` would wait for a GPU, to check that the matrix can be inverted; with the damping it can
+    action = (jacobian_t @ torch.linalg.solve_ex(square, velocity_w.unsqueeze(2))[0]).squeeze(2)
     return action / action.abs().amax(1, keepdim=True).clamp(min=1.0)

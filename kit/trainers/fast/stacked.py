@@ -65,6 +65,8 @@ class StackedActorCritic(Networks):
         # batch size B -> gradient w.r.t. the networks' outputs (2, B, outputs), and its views for actor and critic
         self._grads: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
         self._recordings: dict[Any, Recorded] = {}
+        # loss -> vf_coef and ent_coef in its recording, where they are constants
+        self._coefficients: dict[Any, tuple[float, float]] = {}
         self._device = self.optimizer.data.device
         self._graphs = self._device.type == "cuda"
 
@@ -102,8 +104,15 @@ class StackedActorCritic(Networks):
         def gradient(*inputs: Any) -> Tensors:
             return self._gradient(loss, Batch(*inputs[:width]), *inputs[width:])
 
+        inputs, function = (*vars(batch).values(), *numbers), getattr(loss, "__func__", loss)
         with torch.no_grad():
-            return Evaluated(*self._run(getattr(loss, "__func__", loss), gradient, *vars(batch).values(), *numbers))
+            if not hasattr(loss, "derivatives"):  # a user's loss may read numbers that change; a CUDA graph keeps them
+                return Evaluated(*gradient(*inputs))
+            trainer: Any = loss.__self__  # type: ignore[attr-defined]
+            if self._coefficients.get(function) != (coefficients := (trainer.vf_coef, trainer.ent_coef)):
+                self._coefficients[function] = coefficients
+                self._recordings.pop(function, None)
+            return Evaluated(*self._run(function, gradient, *inputs))
 
     def _gradient(self, loss: Loss, batch: Batch, *numbers: Any) -> Tensors:
         out, inputs = self._nets.forward(cast(torch.Tensor, batch.obs).flatten(1))  # (2, B, outputs)

@@ -71,6 +71,8 @@ class StackedSAC:
         self._critic_ids = torch.arange(self._critics.k, device=device).unsqueeze(1)
         self._on_cpu = device.type == "cpu"
         self._recorded = self.record() if device.type == "cuda" else None
+        # γ and the target entropy, which are constants in the recording
+        self._constants = model.gamma, model.target_entropy
 
     def _vector(self, obs: Obs) -> torch.Tensor:
         """Return `obs` (B, ...) as vectors (B, width); entries of a dict are concatenated as by `CombinedExtractor`."""
@@ -98,6 +100,9 @@ class StackedSAC:
         noise = torch.randn(2 * rows, num_actions, device=batch.actions.device)
         obs, next_obs = self._vector(batch.obs), self._vector(batch.next_obs)
         inputs = (obs, batch.actions, batch.rewards, next_obs, batch.terminated, noise)
+        constants = self._model.gamma, self._model.target_entropy
+        if self._recorded is not None and constants != self._constants:
+            self._recorded, self._constants = self.record(), constants
         (metrics,) = self._step(*inputs) if self._recorded is None else self._recorded(*inputs)
         if polyak:  # θ' ← θ' + τ (θ - θ')
             self._target_vector.data.lerp_(self.critic_optimizer.data, self._model.tau)
