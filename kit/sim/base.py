@@ -105,9 +105,9 @@ class Simulator(ABC):
         """Recompute the constants that MuJoCo derives from the model's fields, in the worlds where `mask` (n,) is True.
 
         The constants are inverse weights, subtree masses and the like. Call this after a change of a `parameter`.
-        With MuJoCo Warp, this does nothing: the constants keep the values of the compiled model. They only soften
-        contacts and limits: with a Go1's masses times 1.6, 20 steps of physics change by 6.5e-2 and differ from the CPU's
-        by 1.1e-3; by 1.6e-3 of 4.7e-2 for the armature, 6e-4 of 7e-2 for the centres of mass.
+        With MuJoCo Warp, this does nothing: the constants keep the values of the compiled model. They scale the
+        softness of contacts and limits. With a Go1's masses times 1.6, 20 physics steps change by 6.5e-2, and differ
+        from the CPU's by 1.1e-3; by 1.6e-3 of 4.7e-2 for the armature, and 6e-4 of 7e-2 for the centres of mass.
         """
         return None
 
