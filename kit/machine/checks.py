@@ -168,7 +168,7 @@ def check_room(machine: Machine) -> Iterator[Check]:
     limited = machine.cores < machine.cores_in_machine
     of = f" of {machine.cores_in_machine} (this container may use no more)" if limited else ""
     yield Check("CPU", "ok", f"{machine.cores} core{'s' * (machine.cores > 1)}{of}, {machine.cpu}")
-    memory, disk = machine.memory_free_bytes / GIB, machine.disk_free_bytes / GIB
+    memory, disk = machine.memory_free_bytes / GIB, machine.disk_free_bytes / 1e9
     message = f"{memory:.1f} GB free of {machine.memory_bytes / GIB:.1f}"
     yield Check(
         "Memory", "warn" if memory < 1.5 else "ok", message, "shut down other notebook kernels: most runs need more"

@@ -49,6 +49,9 @@ class Metrics:
         row = {"step": step, **{name: value for name, value in plain.items() if isinstance(value, int | float)}}
         self._waiting.append((json.dumps(row) + "\n").encode())
         self.rows += 1
+        if "test/step" not in row and ("eval/mean_return" in row or "rollout/ep_rew_mean" in row):
+            # trained further since the final test
+            self.last = {name: value for name, value in self.last.items() if not name.startswith("test/")}
         self.last |= row
         with contextlib.suppress(OSError):
             self._flush()

@@ -97,6 +97,7 @@ class OffPolicyTrainer(ReplayTrainer, OffPolicyAlgorithm):
         self.policy.set_training_mode(False)
         frozen = isinstance(self.as_actor().view, FrozenView)
         steps = episodes = 0
+        self.reward_terms.clear()
         if self.use_sde:
             self.actor.reset_noise(self.n_envs)
         callback.on_rollout_start()
@@ -111,6 +112,7 @@ class OffPolicyTrainer(ReplayTrainer, OffPolicyAlgorithm):
             new_obs, reward, terminated, truncated, info = self.tensor_env.step(self.as_actor().unscale(scaled))
             if self.device.type == "cpu":  # on a GPU, reading it synchronises
                 self._check_finite(reward)
+            self.reward_terms.add(info)
             done, new_obs = terminated | truncated, self._replay_obs(new_obs)
             ended = self.tensor_env.done_envs
             reusable = frozen and (not done.any() if ended is None else not len(ended))  # final_obs is new_obs
@@ -130,8 +132,6 @@ class OffPolicyTrainer(ReplayTrainer, OffPolicyAlgorithm):
             self._update_current_progress_remaining(self.num_timesteps, self._total_timesteps)
             if not callback.on_step():
                 return RolloutReturn(steps * self.n_envs, episodes, continue_training=False)
-        self.reward_terms.clear()
-        self.reward_terms.add(info)
         callback.on_rollout_end()
         return RolloutReturn(steps * self.n_envs, episodes, continue_training=True)
 

@@ -17,7 +17,6 @@ from kit.trainers.base import READ_EVERY, TensorTrainer
 from kit.trainers.clips import image_stacks
 from kit.trainers.fast.stacked import StackedActorCritic, can_stack
 from kit.trainers.networks import Networks
-from kit.trainers.reward_terms import SAMPLES
 from kit.trainers.rollout import Rollout
 
 
@@ -108,7 +107,6 @@ class OnPolicyTrainer(TensorTrainer, OnPolicyAlgorithm):
         self.policy.set_training_mode(False)
         rollout.begin()
         self.reward_terms.clear()
-        every = -(-n_rollout_steps // SAMPLES)
         if self.use_sde:
             self.policy.reset_noise(self.n_envs)
         callback.on_rollout_start()
@@ -123,8 +121,7 @@ class OnPolicyTrainer(TensorTrainer, OnPolicyAlgorithm):
                 actions = self.networks.sample(rollout, step, obs)
                 new_obs, reward, terminated, truncated, info = self.tensor_env.step(actor.to_env(actions))
                 done = terminated | truncated
-                if step % every == 0:
-                    self.reward_terms.add(info)
+                self.reward_terms.add(info)
                 rollout.done[step] = done
                 rollout.episode_return[step] = info["episode_return"]
                 rollout.episode_length[step] = info["episode_length"]

@@ -317,9 +317,9 @@ def charts(rows: list[dict[str, Any]], total_steps: int) -> str:
 def _terms_chart(title: str, terms: dict[str, np.ndarray]) -> str:
     """Return a chart of the largest reward terms as HTML; `terms` begins with them."""
     shown, live = list(terms.items())[:MOST_TERMS], title == TRAINING_TERMS
+    colours = dict(zip(sorted(name for name, _ in shown), PALETTE, strict=False))  # they stay if the order changes
     lines = [
-        Line(name, colour, smoothed(points) if live else points, dots=not live)
-        for (name, points), colour in zip(shown, PALETTE, strict=False)
+        Line(name, colours[name], smoothed(points) if live else points, dots=not live) for name, points in shown
     ]
     last = max(points[-1, 0] for _, points in shown)
     size = WIDTH, HEIGHT + ROW * (len(lines) // 3)  # the legend of many terms has more rows

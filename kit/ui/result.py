@@ -17,7 +17,10 @@ from kit.ui.plots import learning_curve, side_by_side
 from kit.ui.videos import caption, missing_video, poster, tag
 
 WAITING = "The result appears here as soon as the run is finished; you can also run this cell again later."
-BLOCKED = "Waiting until the run is finished. Interrupt this cell to stop waiting; the training goes on."
+BLOCKED = (
+    "Waiting until the run is finished. Buttons in this notebook answer after this cell. Interrupt it to stop waiting; "
+    "the training goes on."
+)
 STOPPED = "Stopped waiting; the training goes on. Run this cell again for the result."
 EVALUATED = "in the evaluations during training"
 
@@ -78,7 +81,8 @@ def result(run: Run, warning: str = "") -> style.Page:
     """Return the report of a run that has ended: a sentence, the learning curve and a video."""
     text = sentence(run)
     curve: bytes = learning_curve(run)._repr_png_()
-    video = run.videos[-1:]
+    comes = not warning and run.status()["state"] == "finished" and missing_video(run) is not None
+    video = [] if comes else run.videos[-1:]
     parts = [style.heading(text)]
     if test := tested(run):
         text = f"{text} {test}"
@@ -92,6 +96,8 @@ def result(run: Run, warning: str = "") -> style.Page:
     parts.append(style.figure(curve, "learning curve"))
     if video:
         parts.append(style.flex([tag(video[0], caption(video[0]), 360)]))
+    if comes:
+        parts.append(style.note("Its video follows in a moment…"))
     if warning:
         parts.append(style.note(warning, bad=True))
     parts.append(style.note(f"The run directory is {run.path.parent.name}/{run.name}."))

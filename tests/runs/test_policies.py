@@ -14,6 +14,7 @@ from kit.errors import UserError
 from kit.format.checkpoint import committed
 from kit.runs import session, training
 from kit.runs.fingerprint import fingerprint
+from kit.runs.metrics import Metrics
 from tests.runs.crash import SLIDE, create
 
 
@@ -167,3 +168,14 @@ def test_the_tasks_score_selects_the_best_policy_and_its_metrics_are_recorded(tm
         assert found["reward/wage"] == 1 and found["reward/fee"] == pytest.approx(-2 * found["won"])
         assert found["reward/wage"] + found["reward/fee"] == pytest.approx(found["mean_return"])
     assert run.metrics()["eval/reward/fee"].dropna().tolist()[1:] == [found["reward/fee"] for found in kept.values()]
+
+
+def test_the_score_of_a_run_that_trains_further_is_not_its_older_final_test(tmp_path):
+    run = create(tmp_path, "run", total_steps=64, eval_every=64)
+    assert session.Session(run.path)() == 0 and run.status()["measured_in"] == "final test"
+    metrics = Metrics(run.path, len(run.rows()))
+    metrics.add(128, {"eval/mean_return": 2.0, "rollout/ep_rew_mean": 1.0})
+    score = session._score(metrics.last)
+    assert (score["measured_in"], score["mean_return"]) == ("evaluation", 2.0)
+    metrics.add(128, {"test/step": 128, "test/mean_return": 3.0})
+    assert session._score(metrics.last)["measured_in"] == "final test"

@@ -72,6 +72,15 @@ def test_a_report_holds_sentence_figure_and_video(tmp_path: Path) -> None:
     assert "a mean return of 4.25" in result.sentence(make_run(tmp_path, "ant", success_rate=None))
 
 
+def test_a_report_waits_for_the_video_of_its_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(tmp_path)
+    (run.path / "videos" / "step_000000400.mp4").write_bytes(b"film of an earlier policy")
+    monkeypatch.setattr(result, "missing_video", lambda run: object())
+    page = result.result(run)._repr_html_()
+    assert "Its video follows in a moment" in page and "data:video" not in page
+    assert "data:video" in result.result(run, "No video: no room")._repr_html_(), "an older one is better than none"
+
+
 def test_a_report_says_that_the_test_used_new_episodes(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     run = make_run(tmp_path)
