@@ -125,7 +125,8 @@ def moving_picture(work: Path, path: Path) -> None:
         fps, video = next(frames)["fps"], [np.frombuffer(frame, np.uint8).reshape(TILE, TILE, 3) for frame in frames]
         tiles.append(np.stack([video[int(i * fps / PICTURE_FPS) % len(video)] for i in range(PICTURE_S * PICTURE_FPS)]))
     images = [Image.fromarray(frame) for frame in np.concatenate(tiles, axis=2)]
-    images[0].save(path, save_all=True, append_images=images[1:], duration=1000 // PICTURE_FPS, loop=0, quality=40)
+    settings = {"duration": 1000 // PICTURE_FPS, "loop": 0, "quality": 30, "method": 6}
+    images[0].save(path, save_all=True, append_images=images[1:], **settings)
 
 
 def index(out: Path, lessons: list[Lesson]) -> str:
