@@ -256,7 +256,7 @@ def test_worker_outlives_the_process_that_launched_it(tmp_path):
 
 
 def test_train_says_what_a_task_usually_needs_if_no_number_of_steps_is_given(here, capsys):
-    quick = ("train", "--env", "Mission", "--eval-every", "0", "--session-limit", "1s", "--run-name")
+    quick = ("train", "--env", "Mission", "--eval-every", "0", "--run-name")
     _, out, _ = kit(capsys, *quick, "short")
     assert "Mission usually needs 40,000,000 steps: kit resume " in out
     assert "runs/short --total-steps 40000000 goes on." in out

@@ -93,7 +93,7 @@ def _train(options: argparse.Namespace) -> int:
     with _bar() as show:
         run = kit.train(config, start_from=options.start_from, trust=options.trust, on_progress=show, **fields)
     code = _print_ending(run)
-    if config is None and options.start_from is None and "total_steps" not in fields:
+    if code == 0 and config is None and options.start_from is None and "total_steps" not in fields:
         _note_usual_steps(run)
     return code
 
@@ -175,7 +175,7 @@ def _batch(options: argparse.Namespace) -> int:
 
     resources = {name: getattr(options, name) for name in ("at_once", "on", "cpus", "gpus")}
     if options.action in ("status", "collect"):
-        return _print_jobs(options, files.standing(options.jobs, fetch=options.action == "collect"))
+        return _print_jobs(options, files.standing(options.jobs, options.action == "collect", options.seeds))
     if options.action == "retry":
         files.forget_failures(options.jobs)
     try:

@@ -91,6 +91,7 @@ class Events:
         """`before`: the rows of metrics.jsonl so far. They are written as events too if `folder` has none."""
         self._folder = folder
         self._writer: SummaryWriter | None = None
+        self._is_broken = False
         has_events = any(folder.glob("events.*"))
         self._waiting = [] if has_events else list(before)
         self._purge_step = (before[-1]["step"] + 1 if before else 0) if has_events else None
@@ -98,6 +99,10 @@ class Events:
     def add(self, row: dict[str, Any]) -> None:
         """Write the row's columns as scalars, after any rows that could not be written before."""
         self._waiting.append(row)
+        if not self._is_broken:
+            self._write()
+
+    def _write(self) -> None:
         try:
             while self._waiting:
                 row = self._waiting[0]
@@ -105,10 +110,13 @@ class Events:
                     if name != "step":
                         self._open().add_scalar(name, value, row["step"])
                 self._waiting.pop(0)
-        except OSError:  # the TensorBoard writer's thread died; a new writer continues at this row
-            self._purge_step, self._writer = row["step"], None
+        except OSError:  # the TensorBoard writer's thread died; after `flush` a new writer continues at this row
+            self._purge_step, self._writer, self._is_broken = row["step"], None, True
 
     def flush(self) -> None:
+        """Write everything to disk, also what could not be written before."""
+        self._is_broken = False
+        self._write()
         if self._writer is not None:
             with contextlib.suppress(OSError):
                 self._writer.flush()

@@ -63,6 +63,11 @@ class Run:
         return self.config.replace(**(self._created("requested") or {}))
 
     @property
+    def knows_request(self) -> bool:
+        """Whether it is recorded what the user asked for; kit 0.2 did not."""
+        return self._created("requested") is not None
+
+    @property
     def notebook(self) -> str | None:
         """Path of the notebook that started the run, or None if it was not a notebook or Jupyter did not say which."""
         return self._created("notebook")

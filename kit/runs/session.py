@@ -188,8 +188,10 @@ class Session:
     def _end_interrupted(self, training: Training, reason: str) -> int:
         step = max(training.writer.step, 0)
         self.status.set(state="interrupted", step=step)
-        self._notify(f"{reason}; resume goes on from step {step:,}")
-        self._drain(training.writer.step, INTERRUPTED_DRAIN_S)
+        message = f"{reason}; resume goes on from step {step:,}"
+        self._notify(message)
+        if not self._drain(training.writer.step, INTERRUPTED_DRAIN_S):
+            self._notify(f"{message}, which is on this machine only: {self._copied()}")
         training.close()
         return INTERRUPTED
 
@@ -233,6 +235,13 @@ class Session:
         except Exception as error:
             self._notify(f"done, without a video for the run's page: {error}")
         self.status.set(phase="finished")
+
+    def _copied(self) -> str:
+        """Say how far the store's copy is, and why it is not further."""
+        assert self._sync is not None
+        state, store = self._sync.state(), self.run.config.store
+        has = "nothing" if state["step"] is None else f"step {state['step']:,}"
+        return f"{store} has {has} so far" + (f" ({state['error']})" if state.get("error") else "")
 
     def _drain(self, step: int, at_most_s: float) -> bool:
         """Wait until the upload process (the copier) has stored `step`; return whether it has.

@@ -143,7 +143,10 @@ def _from_zip(path: Path, trust: bool, algo: str) -> WarmStart:
     except Exception as error:
         reason = first_line(error)
         raise UserError(f"start_from={str(path)!r} does not load as {algo} ({reason}); set another algo.") from None
-    hyper = {name: getattr(model, name, None) for name in hyperparameter_types(record) if name != "policy_kwargs"}
+    # imitation has hyperparameters of its own; SAC, TD3 and CrossQ support n_steps=1 only
+    names = [] if record.taught or record.dataset == "needed" else [*hyperparameter_types(record)]
+    left_out = ("policy_kwargs", "n_steps") if "train_freq" in names else ("policy_kwargs",)
+    hyper = {name: getattr(model, name, None) for name in names if name not in left_out}
     policy = {name: model.policy_kwargs[name] for name in POLICY_KWARGS if name in model.policy_kwargs}
     if "activation_fn" in policy:
         policy["activation_fn"] = policy["activation_fn"].__name__.lower()

@@ -75,13 +75,18 @@ class Job(StoredWork):
         """
         run, changes = Run(self.path), {}
         existing, asked, wanted = (config.to_dict() for config in (run.config, run.requested, self.config))
-        for name in self.requested.keys() - {"run_name", "runs_dir", "threads"}:
-            value, current = wanted[name], existing[name]
-            if isinstance(value, dict):
-                current = {key: current.get(key) for key in value}
-            if value in (current, asked[name], "auto"):
+        is_known = run.knows_request and self.start_from is None  # else the request has no defaults to compare
+        names = wanted.keys() - {"run_name", "runs_dir", "threads"}
+        for name in sorted(names, key=lambda name: name not in self.requested):  # errors name a requested field first
+            value, current, may_change = wanted[name], existing[name], name in MAY_CHANGE_ON_RESUME
+            if name not in self.requested and (may_change or not is_known):
                 continue
-            if name == "env_options" and restores(value, current):
+            named = {key: current.get(key) for key in value} if isinstance(value, dict) else current
+            if value in (named if not is_known else current, asked[name]):
+                continue
+            if value == "auto" and (may_change or not is_known):
+                continue
+            if name == "env_options" and value and restores(value, named):
                 changes[name] = {**existing[name], **value}
             elif name in MAY_CHANGE_ON_RESUME:
                 changes[name] = value
@@ -302,6 +307,8 @@ def plan_jobs(
     given: list[dict[str, Any]] = []
     planned = []
     for fields in jobs:
+        if seeds is not None and "seed" in fields:
+            raise UserError(f"seed={fields['seed']!r} has no effect beside seeds; leave one of them out.")
         for seed in [{}] if seeds is None else [{"seed": seed} for seed in seeds]:
             requested = {**fields, **seed}
             if requested in given:

@@ -34,7 +34,7 @@ def do(path: str | Path, seeds: int | None = None, trust: bool = False, **where:
     return batch.batch(path, seeds=seeds, trust=trust, **where)
 
 
-def standing(path: str | Path, fetch: bool = False) -> Results | study.Sweep:
+def standing(path: str | Path, fetch: bool = False, seeds: int | None = None) -> Results | study.Sweep:
     """Return the state of all jobs, from this machine and the store; start none. `fetch`: download results first."""
     batch.runs_in_store.cache_clear()
     file_kind = kind(path)
@@ -47,7 +47,7 @@ def standing(path: str | Path, fetch: bool = False) -> Results | study.Sweep:
             if problem := _fetch(trial):
                 print(f"{trial.path.name}: {problem['message']}", file=sys.stderr)
         return search
-    jobs = _jobs(path)
+    jobs = _jobs(path, seeds)
     problems = [_fetch(job) if fetch else {} for job in jobs]
     return Results(jobs, [_row(job) | problem for job, problem in zip(jobs, problems, strict=True)])
 
@@ -61,9 +61,9 @@ def _fetch(job: StoredWork) -> dict[str, Any]:
     return {}
 
 
-def _jobs(path: str | Path) -> list[StoredWork]:
+def _jobs(path: str | Path, seeds: int | None = None) -> list[StoredWork]:
     """Return the runs or notebooks of a file."""
-    planned = batch.read_jobs(path) if kind(path) == "jobs" else notebooks.plan_jobs(Path(path))
+    planned = batch.read_jobs(path, seeds) if kind(path) == "jobs" else notebooks.plan_jobs(Path(path))
     return list(planned[0])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import math
 from collections.abc import Mapping
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kit.config import RunConfig, folder_name, read_yaml
+from kit.config import MAY_CHANGE_ON_RESUME, RunConfig, folder_name, read_yaml
 from kit.errors import UserError, check_whole, need
 from kit.format.files import GrowingRows, write_atomic
 from kit.runs.control import ON_REQUEST
@@ -19,6 +20,7 @@ from kit.scale.batch import Job, with_shared_runs_dir
 from kit.scale.work import Engine
 from kit.stores import MissingFile, lease, open_store
 from kit.stores.pull import readable
+from kit.stores.redact import redact
 from kit.trust import mark_source, permit
 
 if TYPE_CHECKING:
@@ -148,6 +150,10 @@ def _is_whole(min: float, max: float) -> bool:
     return isinstance(min, int) and isinstance(max, int)
 
 
+NOT_THE_TRAINING = {*MAY_CHANGE_ON_RESUME, "run_name", "threads"} - {"total_steps"}
+"""Fields of a config that do not change what a trial's score means."""
+
+
 def suggest(trial: optuna.Trial, space: Mapping[str, Any]) -> dict[str, Any]:
     """Let Optuna choose a value for each name of `space`."""
     values = {}
@@ -159,6 +165,23 @@ def suggest(trial: optuna.Trial, space: Mapping[str, Any]) -> dict[str, Any]:
             step = {"step": choice["step"]} if choice.get("step") else {}
             values[name] = suggest_number(name, choice["min"], choice["max"], log=bool(choice.get("log")), **step)
     return values
+
+
+def check_base(search: Sweep) -> None:
+    """Raise `UserError` if the file's config was edited, so that earlier trials are of another training.
+
+    The study keeps a checksum per field, because `env_options` may hold secrets.
+    """
+    config = {name: value for name, value in search.plan.base.to_dict().items() if name not in NOT_THE_TRAINING}
+    texts = {name: json.dumps(value, sort_keys=True, default=str) for name, value in config.items()}
+    sums = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
+    before = search.study.user_attrs.get("config")
+    if before is None:
+        search.study.set_user_attr("config", sums)
+    elif edited := [name for name in sums if before.get(name, sums[name]) != sums[name]]:
+        now = redact(", ".join(f"{name}={config[name]!r}" for name in edited))
+        differs = f"{now} differs from the earlier trials of the search {search.plan.name}"
+        raise UserError(f"{differs}; choose another name for the search.")
 
 
 def check_space(search: Sweep) -> None:

@@ -37,7 +37,19 @@ from kit.runs.status import Status
 from kit.scale.background import Background, JobRow
 from kit.scale.batch import check_stores, slots
 from kit.scale.store_folder import StoreFolder
-from kit.scale.study import JOURNAL, Plan, Sweep, TrialJob, check_space, plan, run_name, suggest, trial_rows, writable
+from kit.scale.study import (
+    JOURNAL,
+    Plan,
+    Sweep,
+    TrialJob,
+    check_base,
+    check_space,
+    plan,
+    run_name,
+    suggest,
+    trial_rows,
+    writable,
+)
 from kit.scale.work import AGAIN_S, HELD_S, POLL_S, Engine, Results, StoredWork, Work, run_all, since, until
 from kit.stores import lease, open_store
 from kit.stores.pull import readable
@@ -125,6 +137,7 @@ def _run(planned: Plan, engine: Engine, on_progress: Callable[[Sweep], None] | N
         stack.enter_context(directory.lock(planned.folder))
         on_progress = on_progress or stack.enter_context(_bar(planned.trials))
         search, store_folder = stack.enter_context(_leased_search(planned, on_progress))
+        check_base(search)
         check_space(search)
         _search(search, room, place, on_progress, store_folder)
     return search

@@ -263,8 +263,9 @@ class TensorTrainer(BaseAlgorithm):
         """Raise `UserError` if one of the rewards, returns or `values` is NaN or infinite: the policy would be NaN."""
         if not bool(torch.isfinite(values).all()):
             raise UserError(
-                f"a reward or an observation is NaN or infinite, before step {self.num_timesteps:,}; `kit check ENV` "
-                "looks for the step in your own task; correct it and resume from the last checkpoint."
+                f"a reward, an observation or the policy is NaN or infinite, before step {self.num_timesteps:,}; `kit "
+                "check ENV` looks for the step in your own task (the cause may also be a loss of your own or a large "
+                "learning rate); correct it and resume from the last checkpoint."
             )
 
     # -- exact state -----------------------------------------------------------------------------------------------

@@ -126,6 +126,7 @@ class Distill(ImitationTrainer):
         assert self.teacher is not None
         self.policy.set_training_mode(False)
         callback.on_rollout_start()
+        self.reward_terms.clear()
         for _ in range(self.n_steps):
             self._poll()
             assert self._last_obs is not None
@@ -133,6 +134,7 @@ class Distill(ImitationTrainer):
             action = self._mixed(label, self._last_obs)
             stored = tree_map(torch.clone, self._replay_obs(self._last_obs))
             new_obs, reward, terminated, truncated, info = self.tensor_env.step(action)
+            self.reward_terms.add(info)
             done = terminated | truncated
             final, ended = self._replay_obs(info["final_obs"]), self.tensor_env.done_envs
             self.replay_buffer.add(stored, label, reward, final, terminated, done, ended)
@@ -148,8 +150,6 @@ class Distill(ImitationTrainer):
             self._update_current_progress_remaining(self.num_timesteps, self._total_timesteps)
             if not callback.on_step():
                 return False
-        self.reward_terms.clear()
-        self.reward_terms.add(info)
         callback.on_rollout_end()
         return True
 

@@ -30,13 +30,15 @@ class RewardTerms:
         """Add the terms of one step, each (n,)."""
         names = [name for name in info if name.startswith(TERM)]
         if names:
-            terms = torch.stack([info[name] for name in names])  # (terms, n); copies, because tasks return views
-            self._sum = terms if self._sum is None else self._sum.add_(terms)
-            self._names, self._steps = names, self._steps + 1
+            terms = torch.stack([info[name].float() for name in names])  # (terms, n); a copy: tasks return views
+            if self._sum is None or names != self._names:
+                self._sum, self._names, self._steps = torch.zeros_like(terms), names, 0
+            self._sum += terms
+            self._steps += 1
 
     def record(self, logger: Logger) -> None:
         """Log each term's mean per step as rollout/reward/NAME, unless diverged physics has made it NaN or infinite."""
         if self._sum is not None:
-            for name, total in zip(self._names, self._sum.float().mean(1).tolist(), strict=True):
+            for name, total in zip(self._names, self._sum.mean(1).tolist(), strict=True):
                 if math.isfinite(total):
                     logger.record(f"rollout/{name}", total / self._steps)

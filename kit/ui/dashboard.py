@@ -56,6 +56,8 @@ class Dashboard:
         self.run = run
         self.on_change: list[Callable[[Run], None]] = []
         """Functions called with the run: when watching it starts, when it ends, and when its last video is ready."""
+        self.video_error = ""
+        """Why the last video of the run could not be recorded."""
         self._watching: threading.Thread | None = None
         self._redraw_now = threading.Event()
         self._last_pressed: Any = None  # the button that was pressed last: it keeps the keyboard's focus where possible
@@ -98,7 +100,7 @@ class Dashboard:
 
     def attach(self, run: Run) -> None:
         """Start to watch `run`, instead of the current run. May be called from any thread."""
-        self.run = run
+        self.run, self.video_error = run, ""
         self.say("")
         watching = threading.Thread(target=self._watch, args=(run,), name=f"watch-{run.name}", daemon=True)
         watching.start()
@@ -199,6 +201,7 @@ class Dashboard:
                     if self.run is not run:  # the user has started another run meanwhile
                         return
                     self.say(error, bad=True)
+                    self.video_error = error
                     self._show_video(run)
                     self._call_on_change(run)
                 self._end(run)

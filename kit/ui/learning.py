@@ -30,8 +30,8 @@ MEANINGS = {
     "Mean return": "Sum of the rewards of an episode, averaged over episodes. training: recent training episodes, with "
     "exploration noise; evaluation: separate episodes without noise.",
     TERMS: "Sum of each reward term over an episode, averaged over the episodes of an evaluation.",
-    TRAINING_TERMS: "Sum of each reward term over a training episode, with exploration noise: its mean in a few steps "
-    "of the latest rollout, times the mean number of steps of recent episodes.",
+    TRAINING_TERMS: "Sum of each reward term over a training episode, with exploration noise: its mean over the "
+    "steps of the latest rollout, times the mean number of steps of recent episodes.",
     LENGTH: "Mean number of steps of recent training episodes.",
     "rollout/ep_rew_mean": "Mean return of recent training episodes, with exploration noise.",
     "rollout/stage": "Stage of the task's curriculum, from 0; evaluations always use the last one.",

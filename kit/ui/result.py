@@ -42,7 +42,7 @@ def report(source: Panel | Run) -> None:
 
         def update(run: Run) -> None:
             if source.own_run is not None:  # else it was started elsewhere
-                handle.update(page(run))
+                handle.update(page(run, source.video_error))
                 steps.choose(run)
 
         source.on_change.append(update)
@@ -63,8 +63,8 @@ def report(source: Panel | Run) -> None:
             warning = ""
             try:
                 missing.file()
-            except Exception as error:  # show the rest without the video
-                warning = f"No video: {error}"
+            except (Exception, KeyboardInterrupt) as error:  # show the rest without the video
+                warning = f"No video: {str(error) or 'interrupted'}"
             handle.update(result(run, warning))
         if not nobody_there() and find_spec("ipywidgets") and (run.checkpoints() or run.best()):
             steps = NextSteps()
@@ -72,9 +72,9 @@ def report(source: Panel | Run) -> None:
             display_widget(steps.view, " ")
 
 
-def page(run: Run | None) -> style.Page:
+def page(run: Run | None, warning: str = "") -> style.Page:
     """Return `result(run)`, or the text `WAITING` if there is no run yet or the run is training."""
-    return style.Page(WAITING, style.note(WAITING)) if run is None or run.is_working() else result(run)
+    return style.Page(WAITING, style.note(WAITING)) if run is None or run.is_working() else result(run, warning)
 
 
 def result(run: Run, warning: str = "") -> style.Page:

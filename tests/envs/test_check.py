@@ -151,7 +151,7 @@ def test_a_reward_that_turns_nan_ends_the_run_with_a_sentence(
     algo: str, overrides: dict[str, int], tmp_path: Path
 ) -> None:
     fields = {"total_steps": 4000, "n_envs": 4, "runs_dir": str(tmp_path), "overrides": overrides, "eval_every": 0}
-    words = r"a reward or an observation is NaN or infinite, before step [0-9,]+; `kit check ENV`"
+    words = r"a reward, an observation or the policy is NaN or infinite, before step [0-9,]+; `kit check ENV`"
     with pytest.raises(UserError, match=words):
         kit.train(env=f"{MODULE}:Late", algo=algo, **fields)
     (run,) = kit.runs(str(tmp_path))

@@ -13,6 +13,7 @@ from kit.errors import UserError
 from kit.runs.api import rename
 from kit.runs.finding import family, local_runs, locate_step
 from kit.runs.session import Session
+from kit.runs.warm_start import warm_start
 from tests.runs.crash import create
 
 
@@ -132,3 +133,12 @@ def test_a_zip_that_was_trained_with_state_dependent_noise_is_imported(tmp_path:
     assert (overrides["use_sde"], overrides["n_steps"], overrides["learning_rate"]) == (True, 32, 2e-4)
     start, weights = run.find(0).read()["policy"], model.policy.state_dict()
     assert start.keys() == weights.keys() and all(torch.equal(start[name], weights[name]) for name in weights)
+
+
+def test_hyperparameters_that_a_zip_cannot_give_keep_their_defaults(tmp_path: Path) -> None:
+    stable_baselines3.SAC("MlpPolicy", "Pendulum-v1", n_steps=3).save(tmp_path / "sac.zip")
+    stable_baselines3.PPO("MlpPolicy", "Pendulum-v1").save(tmp_path / "ppo.zip")
+    three = warm_start(tmp_path / "sac.zip", True, str(tmp_path), "SAC").make_config(None, {"env": "Pendulum-v1"})
+    assert "n_steps" not in three.overrides and three.overrides["batch_size"] == 256
+    taught = warm_start(tmp_path / "ppo.zip", True, str(tmp_path), "Distill").make_config(None, {"algo": "Distill"})
+    assert taught.overrides.keys() <= {"policy_kwargs"}

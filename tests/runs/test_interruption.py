@@ -1,15 +1,19 @@
 """Tests of interruptions: signals during a save, EC2 spot notices, the session time limit."""
 
 import http.server
+import re
+import shutil
 import signal
 import threading
 
 import pytest
 
 from kit.format import checkpoint
+from kit.runs import session
 from kit.runs.interruption import SessionClock, spot_notice
 from kit.runs.session import Session
-from tests.runs.crash import Forked, create
+from kit.runs.status import INTERRUPTED
+from tests.runs.crash import SLIDE, Forked, create
 
 
 @pytest.mark.parametrize("moment", range(4))
@@ -109,3 +113,13 @@ def test_session_clock_leaves_room_to_save():
     now[0] = 3540.0
     assert clock.is_over()  # at least 60 s of an hour are reserved
     assert not SessionClock(None).is_over()
+
+
+def test_a_store_that_vanished_is_named_at_the_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(session, "INTERRUPTED_DRAIN_S", 1.0)
+    (tmp_path / "store").mkdir()
+    fields = {"total_steps": 10**7, "eval_every": 0, "session_limit": "3s", "store": str(tmp_path / "store")}
+    run = create(tmp_path / "runs", "run", env=SLIDE, **fields)
+    threading.Timer(1.0, shutil.rmtree, (tmp_path / "store",)).start()
+    assert session.Session(run.path)() == INTERRUPTED
+    assert re.search(r"which is on this machine only: .*/store has (nothing|step \d+) so far", run.status()["message"])

@@ -14,7 +14,7 @@ from kit.errors import UserError
 from kit.format.checkpoint import committed
 from kit.runs import session, training
 from kit.runs.fingerprint import fingerprint
-from kit.runs.metrics import Metrics
+from kit.runs.metrics import Events, Metrics
 from tests.runs.crash import SLIDE, create
 
 
@@ -179,3 +179,21 @@ def test_the_score_of_a_run_that_trains_further_is_not_its_older_final_test(tmp_
     assert (score["measured_in"], score["mean_return"]) == ("evaluation", 2.0)
     metrics.add(128, {"test/step": 128, "test/mean_return": 3.0})
     assert session._score(metrics.last)["measured_in"] == "final test"
+
+
+def test_events_that_cannot_be_written_are_tried_again_at_a_checkpoint_only(tmp_path, monkeypatch):
+    events, opened = Events(tmp_path, []), []
+
+    def full() -> None:
+        opened.append(1)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(events, "_open", full)
+    for step in range(5):
+        events.add({"step": step, "eval/mean_return": 1.0})
+    assert len(opened) == 1
+    events.flush()
+    assert len(opened) == 2
+    monkeypatch.undo()
+    events.flush()
+    assert not events._waiting and [*tmp_path.glob("events.*")]

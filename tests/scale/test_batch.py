@@ -307,3 +307,17 @@ def test_a_job_or_trial_that_sets_the_network_can_be_continued(tmp_path, monkeyp
     assert job.changes() == TrialJob(job.config, job.config.non_defaults()).changes() == {}
     with pytest.raises(UserError, match=r"exists with overrides=.*\[16, 16\].*, not .*\[8\]"):
         plan_jobs([{**fields, "overrides": {"net_arch": [8]}}], None, "b")
+
+
+def test_a_setting_that_was_removed_from_the_file_is_refused(tmp_path, monkeypatch) -> None:
+    """It would show the results of the run with that setting."""
+    monkeypatch.chdir(tmp_path)
+    fields = {"run_name": "run", "env": "Reach", "n_envs": 4, "overrides": {"gamma": 0.5, "n_steps": 64}}
+    api.create(None, fields)
+    assert plan_jobs([fields], None, "b")[0].changes() == {}
+    for name, left in (("n_envs", None), ("overrides", None), ("overrides", {"n_steps": 64})):
+        edited = {key: value for key, value in fields.items() if key != name} | ({name: left} if left else {})
+        with pytest.raises(UserError, match=f"exists with {name}=.*; choose another name"):
+            plan_jobs([edited], None, "b")
+    with pytest.raises(UserError, match="seed=3 has no effect beside seeds; leave one"):
+        plan_jobs([{"env": "Reach", "seed": 3}], 2, "b")

@@ -22,7 +22,7 @@ from kit.runs.finding import local_runs
 from kit.runs.fingerprint import fingerprint
 from kit.runs.session import Session
 from kit.scale import files
-from kit.scale.study import Sweep, TrialJob, plan, suggest, writable
+from kit.scale.study import Sweep, TrialJob, check_base, plan, suggest, writable
 from kit.stores import holds, lease, open_store
 from kit.ui.search import _figures
 from tests.runs.crash import SMALL, create, kill_everything_in
@@ -350,3 +350,18 @@ def test_killed_trial_is_started_again_but_not_one_that_the_user_stopped(tmp_pat
     assert not job.should_restart()
     set_status(run.path, state="running", message="")  # its lock is free, as after kill -9
     assert job.should_restart()
+
+
+def test_an_edited_config_is_refused_and_other_fields_may_change(tmp_path) -> None:
+    content: dict[str, Any] = {"env": "Reach", "total_steps": 640, "runs_dir": str(tmp_path)}
+    content["sweep"] = {"trials": 2, "space": {"gamma": [0.9, 0.99]}}
+
+    def search(**changes):
+        check_base(writable(plan({**content, **changes}, "search")[0]))
+
+    search()
+    search(device="cpu", disk_budget="1GB")
+    with pytest.raises(UserError, match=r"total_steps=1280 differs from the earlier trials of the search .*search"):
+        search(total_steps=1280)
+    with pytest.raises(UserError, match=r"overrides=.*n_steps.* differs from the earlier trials"):
+        search(overrides={"n_steps": 32})

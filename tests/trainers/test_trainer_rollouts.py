@@ -119,6 +119,6 @@ def test_a_nan_observation_is_refused_before_the_policy_learns_from_it(algo: str
     env.step = blind
     model = type(trainer(algo))("MlpPolicy", TensorVecEnv(env), device="cpu")
     before = [weight.clone() for weight in model.policy.parameters()]
-    with pytest.raises(UserError, match="a reward or an observation is NaN or infinite, before step"):
+    with pytest.raises(UserError, match="a reward, an observation or the policy is NaN or infinite, before step"):
         model.learn(200)
     assert all(torch.equal(weight, old) for weight, old in zip(model.policy.parameters(), before, strict=True))
