@@ -353,3 +353,11 @@ def test_rm_asks_and_keeps_the_only_copy_of_unfinished_work(here, capsys, monkey
     code, out, _ = kit(capsys, "rm", run.path)
     assert code == 0 and f"step {step:,} verified in hf://me/runs" in out and not run.path.exists()
     assert not list((here / "runs").iterdir()), "rm left files behind"
+
+
+@pytest.mark.parametrize("name", ["latest.json", "lease.json"])
+def test_rm_keeps_a_stores_copy(here, capsys, name):
+    run = create(here / "store", "mine")
+    (run.path / name).write_text("{}")
+    code, _, err = kit(capsys, "rm", run.path, "--yes")
+    assert code == 2 and "is a store's copy of a run" in err and (run.path / "config.yaml").is_file()

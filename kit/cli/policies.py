@@ -81,8 +81,9 @@ def _video(options: argparse.Namespace) -> int:
     cameras = tuple(options.cameras.split(",")) if options.cameras else None
     run, episodes = opened(options.run, options.trust), options.episodes
 
-    from kit.runs.video import failures_first, record  # imports torch, which takes seconds
+    from kit.runs.video import check_film, failures_first, record  # imports torch, which takes seconds
 
+    check_film(options.output, options.size)
     with progress_bar(unit="frame", desc="recording") as bar:
 
         def on_frame(done: int, at_most: int) -> None:
