@@ -147,7 +147,7 @@ def rename(run: Run, name: str) -> Run:
     """
     if name == run.name:
         return run
-    instead = "keep the name, and write a note on the run instead."
+    instead = f'keep the name, and write a note instead: kit.Run("{run.path}").write_note("...").'
     if run.config.store:
         raise UserError(f"{run.name} is copied to {run.config.store} under this name; {instead}")
     if branches := [other.name for other in local_runs(run.path.parent) if is_branch(other, run)]:
