@@ -43,6 +43,8 @@ ENCODERS = (
 PRESETS = ("auto", "sb3", "fast", "heavy", "beast")
 STOCK = "stock"
 """Value of an option that names a team's policy, such as Mission's `defenders`: the team follows fixed rules."""
+OF_BATCHES = ("jobs", "seeds", "sweep", "grid", "notebook")
+"""Keys of files for `kit batch` that no RunConfig has."""
 SCRIPTED = "scripted"
 """Value of `teacher` that names the task's scripted policy."""
 MAY_CHANGE_ON_RESUME = (
@@ -162,7 +164,10 @@ class RunConfig:
         names = [f.name for f in dataclasses.fields(cls)]
         for name in values:
             if name not in names:
-                raise UserError(f"{name}={values[name]!r} is not a field of RunConfig; {suggest(str(name), names)}.")
+                raise UserError(
+                    f"{name}={values[name]!r} is not a field of RunConfig; {suggest(str(name), names)}; an algorithm's "
+                    "hyperparameters belong in overrides, such as overrides: {gamma: 0.99}."
+                )
         return cls(**values)
 
     @classmethod
@@ -184,6 +189,11 @@ class RunConfig:
         if not isinstance(values, dict):
             raise UserError(
                 f"{source} is {_type_name(values)}, not a mapping of fields; write lines such as `env: Reach`."
+            )
+        if of_batch := [key for key in OF_BATCHES if key in values]:
+            raise UserError(
+                f"{source} has {', '.join(of_batch)}, as a file for many runs; train it with `kit batch`, or leave out "
+                "what is not a field of RunConfig."
             )
         return cls.from_dict(values)
 

@@ -59,10 +59,11 @@ def check_names(field: str, given: Mapping[str, Any], owner: str, known: Collect
             raise UserError(f"{field} {name}={value!r} is not one of {owner}'s; {suggest(str(name), known)}.")
 
 
-def check_whole(name: str, value: Any, least: int) -> None:
-    """Raise `UserError` unless `value` is a whole number of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise UserError(f"{name}={value!r} must be a whole number of at least {least}.")
+def check_whole(name: str, value: Any, least: int, most: int | None = None) -> None:
+    """Raise `UserError` unless `value` is a whole number of at least `least`, and at most `most` if that is given."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least or (most is not None and value > most):
+        limits = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise UserError(f"{name}={value!r} must be a whole number {limits}.")
 
 
 def need(module: str, extra: str) -> ModuleType:

@@ -102,6 +102,11 @@ def check(name: str, module: str) -> None:
     file = _file(module)
     if isinstance(name, FromFile) and _key(name) not in _trusted and module not in sys.modules:
         needs_trust = name.of_run or _downloaded_with(file, name.source.parent)
+        if needs_trust and file is None:
+            raise UserError(
+                f"{name.source} names the module {module!r} ({str(name)!r}), and there is no such module on the path "
+                f"or in {Path.cwd()}; put its file there."
+            )
         if needs_trust and f"{module}\t{file}" not in _remembered():
             raise UserError(
                 f"{name.source} names the module {module!r} ({str(name)!r}), and importing it runs its code; "

@@ -60,6 +60,8 @@ WRONG = {
     "no such run": (["resume", "nothing"], "nothing", "kit runs"),
     "nothing to resume": (["resume"], "runs_dir='runs'", "kit train"),
     "not a run": (["evaluate", "."], "is not a run directory", "kit runs"),
+    "a task beside a run": (["record", "runs/r", "d", "--env", "Ant"], "--env Ant", "which plays in its own env"),
+    "options beside a run": (["view", "runs/r", "--env-options", "{}"], "--env-options {}", "leave it out"),
     "unknown store": (["train", "--store", "ftpx://a/b"], "store=", "use a path"),
     "zip without trust": (["train", "--start-from", "model.zip"], "start_from='model.zip'", "save"),
 }  # fmt: skip
@@ -89,6 +91,17 @@ def test_existing_name_is_never_overwritten(here, capsys):
     code, _, err = kit(capsys, "train", "--run-name", "mine", "--total-steps", "10")
     assert code == 2 and "run_name='mine' exists" in err
     assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before
+
+
+def test_a_folder_that_is_no_run_does_not_hide_the_run_of_its_name(here, capsys):
+    run = create(here / "runs", "mine")
+    (here / "mine").mkdir()
+    assert directory.find("mine").absolute() == run.path
+    assert "is not a run directory" in kit(capsys, "evaluate", "./runs")[2]
+    config = run.path / "config.yaml"
+    config.write_text(config.read_text().replace("store: null", "store: /store"))
+    code, _, err = kit(capsys, "rename", "mine", "ours")
+    assert code == 2 and 'runs/mine").write_note("...").' in err
 
 
 def test_run_of_a_newer_version(here, capsys):
@@ -353,3 +366,11 @@ def test_rm_asks_and_keeps_the_only_copy_of_unfinished_work(here, capsys, monkey
     code, out, _ = kit(capsys, "rm", run.path)
     assert code == 0 and f"step {step:,} verified in hf://me/runs" in out and not run.path.exists()
     assert not list((here / "runs").iterdir()), "rm left files behind"
+
+
+@pytest.mark.parametrize("name", ["latest.json", "lease.json"])
+def test_rm_keeps_a_stores_copy(here, capsys, name):
+    run = create(here / "store", "mine")
+    (run.path / name).write_text("{}")
+    code, _, err = kit(capsys, "rm", run.path, "--yes")
+    assert code == 2 and "is a store's copy of a run" in err and (run.path / "config.yaml").is_file()

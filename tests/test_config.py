@@ -114,6 +114,15 @@ def test_unknown_field_suggests_the_known_one():
         RunConfig.from_dict({"total_step": 1})
 
 
+def test_a_hyperparameter_among_the_fields_and_a_file_for_many_runs_are_named(tmp_path):
+    with pytest.raises(UserError, match=r"learning_rate=0.1 is not a field .* hyperparameters belong in overrides"):
+        RunConfig.from_dict({"learning_rate": 0.1})
+    for key in ("jobs", "seeds", "sweep", "grid", "notebook"):
+        (tmp_path / "many.yaml").write_text(f"env: Reach\n{key}: 3\n")
+        with pytest.raises(UserError, match=rf"many.yaml has {key}, as a file for many runs; .* `kit batch`"):
+            RunConfig.load(tmp_path / "many.yaml")
+
+
 def test_newer_version_is_refused():
     with pytest.raises(UserError, match="version=99 of this config is newer"):
         RunConfig.from_dict({"version": 99})

@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 import kit
 from kit.cli.shared import RUN, TRUST, Add, print_value
-from kit.config import RunConfig
+from kit.config import SCRIPTED, RunConfig
 from kit.errors import UserError, check_whole
 
 STEP = "the checkpoint to use: a step, best or latest; default: best"
@@ -32,7 +33,7 @@ def add_commands(add: Add) -> None:
         changes = "changes of the run's env_options, such as another friction"
         sub.add_argument("--env-options", default="{}", metavar="JSON", help=changes)
     for sub, use in ((record, "of a scripted policy"), (view, "without RUN")):
-        sub.add_argument("--env", default="Reach", help=f"the task {use}; default: Reach")
+        sub.add_argument("--env", help=f"the task {use}; default: Reach")
         sub.add_argument("--env-options", default="", metavar="JSON", help="options of that task; default: none")
     record.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the episodes; default: 0")
     for sub in (evaluate, video, fingerprint, export, push):
@@ -81,8 +82,9 @@ def _video(options: argparse.Namespace) -> int:
     cameras = tuple(options.cameras.split(",")) if options.cameras else None
     run, episodes = opened(options.run, options.trust), options.episodes
 
-    from kit.runs.video import failures_first, record  # imports torch, which takes seconds
+    from kit.runs.video import check_film, failures_first, record  # imports torch, which takes seconds
 
+    check_film(options.output, options.size)
     with progress_bar(unit="frame", desc="recording") as bar:
 
         def on_frame(done: int, at_most: int) -> None:
@@ -118,11 +120,19 @@ def _fingerprint(options: argparse.Namespace) -> int:
     return 0
 
 
+def _task(options: argparse.Namespace, run: str | None) -> tuple[str, Any]:
+    """Return --env, by default Reach, and --env-options. Raises `UserError` if they are given beside a `run`."""
+    for flag, value in (("--env", options.env), ("--env-options", options.env_options)):
+        if run and value:
+            raise UserError(f"{flag} {value} has no effect on {run}, a run, which plays in its own env; leave it out.")
+    return options.env or "Reach", RunConfig.from_text("env_options", options.env_options)
+
+
 def _view(options: argparse.Namespace) -> int:
-    env_options = RunConfig.from_text("env_options", options.env_options)
+    env, env_options = _task(options, options.run)
     run = kit.Run(options.run) if options.run else None
     viewer = kit.ui.view(
-        run, options.step, options.port, options.trust, env=options.env, env_options=env_options,
+        run, options.step, options.port, options.trust, env=env, env_options=env_options,
         n_envs=options.n_envs,
     )  # fmt: skip
     print(f"{viewer}; Ctrl-C ends it. From another machine: ssh -L {viewer.port}:localhost:{viewer.port} ...")
@@ -151,7 +161,7 @@ def _push(options: argparse.Namespace) -> int:
 def _record(options: argparse.Namespace) -> int:
     from kit.machine.progress import progress_bar
 
-    env_options = RunConfig.from_text("env_options", options.env_options)
+    env, env_options = _task(options, None if options.source.partition(":")[0] == SCRIPTED else options.source)
     with progress_bar(unit="episode", desc="recording") as bar:
 
         def on_progress(done: int, total: int) -> None:
@@ -159,7 +169,7 @@ def _record(options: argparse.Namespace) -> int:
             bar.update(done - bar.n)
 
         path = kit.record(
-            options.source, options.output, env=options.env, env_options=env_options, episodes=options.episodes,
+            options.source, options.output, env=env, env_options=env_options, episodes=options.episodes,
             seed=options.seed, step=options.step, trust=options.trust, on_progress=on_progress,
         )  # fmt: skip
     print(path)

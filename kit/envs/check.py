@@ -71,10 +71,12 @@ def check_task(env: str, env_options: Mapping[str, Any] | None = None, steps: in
 
 
 def check_one_step(env: str, env_options: Mapping[str, Any] | None = None) -> None:
-    """Check what the task's methods return in a reset and one step. Raises `UserError`."""
+    """Check what the task's methods return in a reset and one step, and what it keeps. Raises `UserError`."""
     made = make_vec(env, N, seed=SEED, threads=1, env_options=without_opponents(env, env_options or {}))
     try:
         made.step(_actions(made))  # an env checks its first reset and its first step
+        if isinstance(task := getattr(made, "task", None), Task):
+            task.state()
     finally:
         made.close()
 

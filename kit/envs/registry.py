@@ -296,6 +296,10 @@ def _construct(name: str, task: Any, options: Mapping[str, object]) -> Task:
         check_source("env", name)
         raise UserError(f"env={name!r} lacks {', '.join(lacking)}; write what is missing.")
     try:
+        inspect.signature(task).bind(**options)
+    except TypeError as error:
+        raise UserError(f"env_options={dict(options)!r} do not fit env={name!r}: {error}; give it a value.") from None
+    try:
         made: Task = task(**options)
     except TypeError as error:
         if not options:

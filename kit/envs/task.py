@@ -16,7 +16,7 @@ from kit.envs.mirror import Mirror
 from kit.envs.obs import CRITIC, POLICY, Groups, Obs, prefixed, tree_map, with_prefix
 from kit.envs.randomize import Term
 from kit.envs.task_info import TaskInfo
-from kit.errors import UserError
+from kit.errors import UserError, suggest
 from kit.sim import Simulator, make_sim
 
 NO_GOAL_REWARD = (
@@ -177,7 +177,12 @@ class Task(ABC):
         return getattr(self, self.scripts[0])() if self.scripts else None
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Copy the tensors named in `keeps`."""
+        """Copy the tensors named in `keeps`. Raises `UserError` for a name that is no tensor of the task."""
+        for name in self.keeps:
+            if not isinstance(getattr(self, name, None), torch.Tensor):
+                tensors = [each for each, value in vars(self).items() if isinstance(value, torch.Tensor)]
+                hint = suggest(name, tensors) if tensors else "make it a tensor in `build`"
+                raise UserError(f"env={self.name!r}: keeps={self.keeps!r} names {name!r}, which is no tensor; {hint}.")
         return {name: getattr(self, name).clone() for name in self.keeps}
 
     def load_state(self, state: dict[str, torch.Tensor]) -> None:

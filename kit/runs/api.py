@@ -13,6 +13,7 @@ from kit.config import MAY_CHANGE_ON_RESUME, RunConfig
 from kit.errors import UserError
 from kit.format import leftovers
 from kit.format.files import write_atomic
+from kit.format.layout import LATEST
 from kit.machine import host
 from kit.runs import control, directory, notify, opponents, provenance, status, tracking
 from kit.runs.finding import is_branch, local_runs, locate, locate_unfinished
@@ -146,7 +147,7 @@ def rename(run: Run, name: str) -> Run:
     """
     if name == run.name:
         return run
-    instead = "keep the name, and write a note on the run instead."
+    instead = f'keep the name, and write a note instead: kit.Run("{run.path}").write_note("...").'
     if run.config.store:
         raise UserError(f"{run.name} is copied to {run.config.store} under this name; {instead}")
     if branches := [other.name for other in local_runs(run.path.parent) if is_branch(other, run)]:
@@ -166,9 +167,14 @@ def rename(run: Run, name: str) -> Run:
 def remove(run: Run, sure: bool = False) -> None:
     """Delete the directory of `run`, but not its copy in a store.
 
-    Raises `UserError` if a process is training the run, or if the run is unfinished and its newest checkpoint is in no
-    store; `sure=True` skips the second check.
+    Raises `UserError` for a run in a folder that is a store, if a process is training the run, or if the run is
+    unfinished and its newest checkpoint is in no store; `sure=True` skips the last check.
     """
+    if any((run.path / name).exists() for name in (LATEST, "lease.json")):
+        raise UserError(
+            f"{run.path} is a store's copy of a run, and removing a run leaves its copies; name the run in runs_dir, "
+            "or delete this folder yourself."
+        )
     if run.is_working():
         raise UserError(f"{run.path} is at work; stop it first (kit stop {run.path}).")
     now, newest = run.status(), run.checkpoints()[-1:]

@@ -21,8 +21,10 @@ def check_task(
     See `kit.envs.check.check_task` for the checks. `video`: record a film (mp4) of random actions there; needs the
     extra `video`. Raises `UserError` at the first failed check.
     """
+    if video is not None:
+        from kit.runs.video import check_film, record_random
+
+        check_film(Path(video))
     check.check_task(env, env_options, steps, say)
     if video is not None:
-        from kit.runs.video import record_random
-
         say(f"a film of random actions: {record_random(env, env_options or {}, Path(video))}")

@@ -6,6 +6,7 @@ only the newest image is stored (lossless); kit rebuilds the stacks when it read
 
 from __future__ import annotations
 
+import contextlib
 import math
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -21,9 +22,9 @@ from kit.config import SCRIPTED, RunConfig, folder_name
 from kit.envs.obs import CRITIC, POLICY, leaves, pick_space, tree_map
 from kit.envs.play import Player, Transition, play
 from kit.errors import UserError, check_whole
-from kit.format import leftovers
 from kit.format.manifest import MAX_FILE_BYTES
 from kit.machine.settings import one_thread
+from kit.runs.directory import check_output, making
 from kit.runs.evaluation import TEST_SEED, Script
 from kit.runs.finding import is_url, locate_step
 from kit.runs.opponents import make_env
@@ -92,8 +93,7 @@ def write(output: Path, env: BatchEnv, config: RunConfig, source: str, episodes:
     `source`: name of the policy, for the metadata. Raises `UserError` if `output` exists.
     """
     output = _free(output)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with leftovers.temporary(output.parent) as building:
+    with making(output) as building:
         spaces_ = _recorded_space(env), env.action_space
         data = _minari().MinariStorage.new(building, *spaces_, data_format="hdf5", jpeg_encoding=False)
         for episode in episodes:
@@ -104,10 +104,12 @@ def write(output: Path, env: BatchEnv, config: RunConfig, source: str, episodes:
 
 
 def _free(output: str | Path) -> Path:
-    """Return the absolute path of `output`. Raises `UserError` if it exists."""
+    """Return the absolute path of `output`. Raises `UserError` if it exists or cannot be written."""
     output = Path(output).expanduser().absolute()  # Minari mishandles a relative path: it joins the path with itself
-    if output.exists():
-        raise UserError(f"output={str(output)!r} exists; name a new folder, or remove this one.")
+    with contextlib.suppress(OSError):  # a place that cannot be read: `check_output` says so
+        if output.exists():
+            raise UserError(f"output={str(output)!r} exists; name a new folder, or remove this one.")
+    check_output(output)
     return output
 
 

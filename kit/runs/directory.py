@@ -23,6 +23,7 @@ runs/<name>/
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import time
@@ -92,7 +93,8 @@ def find(path: str | Path) -> Path:
     """Return `path` if it is a run directory, or else `runs/path` for a name. Raises `UserError` if neither is one."""
     path = Path(path).expanduser()
     try:
-        if path.name == str(path) and not path.exists() and ("runs" / path / "config.yaml").is_file():
+        is_run = (path / "config.yaml").is_file()
+        if path.name == str(path) and not is_run and ("runs" / path / "config.yaml").is_file():
             path = "runs" / path
         exists, has_config = path.exists(), (path / "config.yaml").is_file()
     except OSError as error:
@@ -107,6 +109,41 @@ def find(path: str | Path) -> Path:
 def refused(path: Path, error: OSError) -> UserError:
     """Return the `UserError` for a run directory that cannot be written."""
     return UserError(f"{path} cannot be written ({error.strerror}); free some space there, or use another folder.")
+
+
+def check_output(path: Path) -> None:
+    """Raise `UserError` if `path`, a file to make, is a folder or in a place that cannot be written."""
+    try:
+        if path.is_dir():
+            raise UserError(f"{path} is a folder; name a file in it.")
+        lowest = next(each for each in path.parents if each.exists())
+        if not lowest.is_dir():
+            raise UserError(f"{path} cannot be written, because {lowest} is a file; name another folder.")
+        if not os.access(lowest, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise refused(path, error) from None
+
+
+@contextlib.contextmanager
+def making(path: Path) -> Iterator[Path]:
+    """Context manager: a new temporary folder beside `path`, in which the caller makes `path`, and then renames it.
+
+    Raises `UserError` if `path` cannot be written, or the disk becomes full.
+    """
+    check_output(path)
+    with contextlib.ExitStack() as stack:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            folder = stack.enter_context(temporary(path.parent))
+        except OSError as error:
+            raise refused(path, error) from None
+        try:
+            yield folder
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise refused(path, error) from None
 
 
 @contextlib.contextmanager

@@ -24,6 +24,7 @@ from kit.runs.video import (
     cameras_of,
     captioned,
     check_camera,
+    check_film,
     no_progress,
     once,
     writing,
@@ -76,6 +77,7 @@ def record_divergence(
     If another process records the same video, wait for it. Raises `UserError` if no divergence was recorded. Needs the
     extra `video`.
     """
+    check_film(path, size)
     found = recordings(run)
     if not found:
         raise UserError(f"{run.path} has no recorded divergence: the physics has not diverged while it trained.")

@@ -25,7 +25,7 @@ from kit.envs.play import play
 from kit.envs.vec import TensorEnv
 from kit.errors import UserError, need
 from kit.format.files import write_atomic
-from kit.format.leftovers import temporary
+from kit.runs.directory import check_output, making
 from kit.runs.evaluation import EVAL_SEED
 from kit.runs.opponents import make_env
 from kit.runs.run import Run, load_policy, opened
@@ -90,12 +90,12 @@ def export(
     path = Path(path).expanduser() if path else run.path / "exports" / f"step_{number:09d}{suffix}"
     if path.suffix != suffix:
         raise UserError(f"path={str(path)!r} must end in {suffix} for an export to {to}.")
+    check_output(path)
     trainer = load_policy(run.config, saved)
     env = make_env(run.config.replace(device="cpu"), N_ENVS, run.config.seed + EVAL_SEED)
-    path.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         stack.callback(env.close)
-        building = stack.enter_context(temporary(path.parent)) / path.name
+        building = stack.enter_context(making(path)) / path.name
         obs, actor = env.reset(seed=run.config.seed + EVAL_SEED), trainer.as_actor()
         fields = dict(leaves("obs", _policy_obs(env, obs)))
         module = PolicyModule(actor, list(fields))

@@ -6,6 +6,7 @@ import datetime
 import json
 import re
 import tempfile
+from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import kit
 from kit.encoders.frozen import FrozenView
 from kit.errors import UserError, need
 from kit.format.files import write_atomic
+from kit.format.leftovers import temporary
 from kit.runs.evaluation import evaluate
 from kit.runs.export import export
 from kit.runs.run import Run, opened
@@ -97,13 +99,16 @@ def push(
 def _to_folder(run: Run, to: Path, step: int | str | None, episodes: int) -> Path:
     """Write the files of a model repository to the folder `to`; return it. Raises `UserError` if `to` holds others."""
     card = to / "README.md"
-    try:
-        if to.exists() and any(to.iterdir()) and MARK not in (card.read_text() if card.exists() else ""):
-            raise UserError(f"url={str(to)!r} holds files that kit did not write; name another folder.")
-        to.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"url={str(to)!r} cannot be written ({error.strerror}); name another folder.") from None
-    with tempfile.TemporaryDirectory(prefix=".kit-push-", dir=to.parent) as folder:
+    with ExitStack() as stack:
+        try:
+            if to.exists() and any(to.iterdir()) and MARK not in (card.read_text() if card.exists() else ""):
+                raise UserError(f"url={str(to)!r} holds files that kit did not write; name another folder.")
+            to.parent.mkdir(parents=True, exist_ok=True)
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=".kit-push-", dir=to.parent))
+            if to.exists():
+                stack.enter_context(temporary(to))  # whether files can be written there, before the evaluation
+        except OSError as error:
+            raise UserError(f"url={str(to)!r} cannot be written ({error.strerror}); name another folder.") from None
         contents = files(run, "", step, episodes, Path(folder))
         to.mkdir(exist_ok=True)
         for name, content in contents.items():

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from kit.errors import UserError, need
-from kit.format.leftovers import temporary
+from kit.errors import UserError, check_whole, need
 from kit.machine.settings import one_thread
+from kit.runs.directory import check_output, making
 from kit.runs.evaluation import EVAL_SEED, on_cpu
 from kit.runs.opponents import make_env
 from kit.runs.run import Run, load_policy, opened
@@ -36,6 +36,8 @@ RANDOM_S = 4.0
 """Duration of a video of random actions in seconds."""
 AMONG, SEARCH_S = 50, 20.0
 """Number of episodes searched for failures, and maximum seconds of the search."""
+SMALLEST, LARGEST = 8, 4096
+"""Height and width of a view in pixels, at least and at most."""
 COLUMNS = 4
 """Views per row of a video."""
 GREEN, RED, WHITE = (120, 220, 130), (255, 130, 110), (255, 255, 255)
@@ -79,6 +81,7 @@ def record(
     default path is `videos/step_<step>.mp4` in the run, or `videos/chosen/step_<step>.mp4` for a list of episodes or
     with `env_options`. `env_options` as in `kit.evaluate`, `trust` as in `kit.resume`. Needs the extra `video`.
     """
+    check_film(path, size)
     run = opened(run, trust)
     saved = run.find_or_new(step)
     number = saved.step if saved else 0
@@ -87,6 +90,15 @@ def record(
     usual = isinstance(episodes, int) and not options
     folder = run.path / "videos" if usual else run.path / "videos" / "chosen"
     return render_video(views, path or folder / f"step_{number:09d}.mp4", episodes, size, on_frame)
+
+
+def check_film(path: Path | None, size: int = LARGEST) -> None:
+    """Raise `UserError` unless a video of `size` x `size` pixels can be named `path` (None: kit names it)."""
+    check_whole("size", size, SMALLEST, LARGEST)
+    if path is not None:
+        if path.suffix.lower() != ".mp4":
+            raise UserError(f"path={str(path)!r} must end in .mp4, the format of a video.")
+        check_output(path)
 
 
 @one_thread()
@@ -99,6 +111,7 @@ def record_random(env: str, env_options: Mapping[str, Any], path: Path, size: in
 
     from kit.envs import make_vec
 
+    check_film(path, size)
     vec_env = make_vec(env, 1, seed=0, threads=1, env_options=dict(env_options))
     try:
         stride, fps, _ = timing(vec_env)
@@ -221,8 +234,7 @@ def writing(path: Path, shape: tuple[int, int], fps: float) -> Iterator[Callable
     """
     mediapy = need("mediapy", "video")
     mediapy.set_ffmpeg(need("imageio_ffmpeg", "video").get_ffmpeg_exe())
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with temporary(path.parent) as folder:
+    with making(path) as folder:
         building = folder / "video.mp4"
         with mediapy.VideoWriter(building, shape, fps=fps, qp=20) as writer:
             yield writer.add_image

@@ -21,7 +21,18 @@ from kit.format.files import read_json, write_atomic
 from kit.stores.base import Store, StoreError
 from kit.stores.urls import open_store
 
-TTL_S = float(os.environ.get("KIT_LEASE_S", 600.0))
+
+def ttl_s(text: str | None) -> float:
+    """Return the duration of a lease, s, that the variable KIT_LEASE_S sets. Raises `UserError`."""
+    try:
+        if 0 < (seconds := float(text or 600)) < float("inf"):
+            return seconds
+    except ValueError:
+        pass
+    raise UserError(f"KIT_LEASE_S={text!r} must be a number of seconds, such as 600.")
+
+
+TTL_S = ttl_s(os.environ.get("KIT_LEASE_S"))
 """Duration of a lease, s; a run stays locked that long after its machine dies. Renewed when half of it is over."""
 FILE = "lease.json"
 

@@ -75,6 +75,7 @@ class Viewer:
         self, source: Run | RunConfig, step: int | str | None = None, port: int = 8080, n_envs: int = 1
     ) -> None:
         check_whole("n_envs", n_envs, 1)
+        check_whole("port", port, 1, 65535)
         viser, mjviser = need("viser", "view"), need("mjviser", "view")
         run = source if isinstance(source, Run) else None
         self.config = (source.config if isinstance(source, Run) else source).replace(device="cpu")

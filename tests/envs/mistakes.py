@@ -50,6 +50,15 @@ class Good(Limitless):
     episode_steps = 30
 
 
+class Needy(Good):
+    def __init__(self, length: int) -> None:
+        super().__init__()
+
+
+class Misnamed(Good):
+    keeps = ("y",)
+
+
 class Column(Good):
     def reward(self, action: torch.Tensor) -> torch.Tensor:
         return -self.x.abs()

@@ -28,6 +28,7 @@ IN_FIRST_STEP = {
     "Unmeasured": "the curriculum measures 'sucess', which the task's info lacks; did you mean success",
     "Misspelt": "score='mean_retrun' is no metric of its evaluations; did you mean mean_return",
     "NoSuccess": "score='success_rate' is no metric of its evaluations; valid are mean_return, std_return, mean_length",
+    "Misnamed": r"keeps=\('y',\) names 'y', which is no tensor; valid are x",
     "Unbounded": "action_space has no finite bounds",
 }
 LATER = {

@@ -43,6 +43,7 @@ def test_a_class_in_a_module_is_found_and_given_its_options() -> None:
         ("tests.envs.corridor:Walk", {"size": 5}, "env='Walk' cannot be made here with env_options={'size': 5}"),
         ("tests.envs.corridor:Nothing", {}, "tests.envs.corridor has no env 'Nothing'; valid are Corridor, Walk"),
         ("CartPole-v1", {"seed": 1}, "env_options seed=1: kit sets this for env='CartPole-v1'; leave it out"),
+        ("tests.envs.mistakes:Needy", {}, "env_options={} do not fit env=.*: missing a required argument: 'length'; "),
         ("./pole:Swing", {}, "'./pole' is no module's name; write module:Class, without folder or .py"),
         ("..own:Live", {}, "'..own' is no module's name"),
         (":Live", {}, "'' is no module's name"),

@@ -256,3 +256,8 @@ def test_a_refused_recording_leaves_no_folder(tmp_path, arguments, sentence):
     (tmp_path / "set").mkdir()
     with pytest.raises(UserError, match="exists"):
         kit.record("scripted", tmp_path / "set", env=STATE)
+    with pytest.raises(UserError, match="set is a file; name another folder"):
+        (tmp_path / "file").mkdir(), (tmp_path / "file" / "set").touch()
+        kit.record("scripted", tmp_path / "file" / "set" / "below", env=STATE)
+    with pytest.raises(UserError, match=r"/proc/set cannot be written \(.*\); free some space there, or use another"):
+        kit.record("scripted", "/proc/set", env=STATE)

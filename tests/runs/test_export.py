@@ -106,6 +106,12 @@ def test_refused_exports_raise_one_sentence(ant: Run, tmp_path: Path, monkeypatc
         kit.export(ant, "tflite")
     with pytest.raises(UserError, match=r"must end in \.pt"):
         kit.export(ant, "torchscript", path=tmp_path / "ant.onnx")
+    (tmp_path / "ant.pt").mkdir()
+    with pytest.raises(UserError, match=r"ant\.pt is a folder; name a file in it"):
+        kit.export(ant, "torchscript", path=tmp_path / "ant.pt")
+    assert [path.name for path in tmp_path.iterdir()] == ["ant.pt"]
+    with pytest.raises(UserError, match=r"/proc/ant\.pt cannot be written \(.*\); free some space there, or use"):
+        kit.export(ant, "torchscript", path="/proc/ant.pt")
     monkeypatch.setattr(exporting, "TOLERANCE", -1.0)
     with pytest.raises(UserError, match="torchscript cannot hold this policy"):
         kit.export(ant, "torchscript", "latest", tmp_path / "out" / "ant.pt")

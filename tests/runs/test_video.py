@@ -173,3 +173,29 @@ def test_runs_of_other_seeds_play_the_same_episodes(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("KIT_FILM_S", "0.2")
     video.render_video([View(run, 256) for run in runs], tmp_path / "both.mp4", 1, 64)
     assert torch.equal(*goals)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"path": "film.gif"}, r"path='.*film\.gif' must end in \.mp4"),
+        ({"size": 0}, "size=0 must be a whole number from 8 to 4096"),
+        ({"size": 100_000}, "size=100000 must be"),
+        ({"path": "folder.mp4"}, r"folder\.mp4 is a folder; name a file in it"),
+        ({"path": "file/below/film.mp4"}, "below/film.mp4 cannot be written, because .*file is a file"),
+        ({"path": "/proc/film.mp4"}, r"/proc/film\.mp4 cannot be written \(.*\); free some space there, or use"),
+    ],
+)
+def test_a_film_that_cannot_be_made_is_refused_in_a_sentence(
+    run: Run, tmp_path: Path, options: dict[str, Any], says: str
+) -> None:
+    (tmp_path / "folder.mp4").mkdir(), (tmp_path / "file").touch()
+    before = sorted(tmp_path.rglob("*"))
+    if "path" in options:
+        options = {"path": tmp_path / options["path"]}
+    with pytest.raises(UserError, match=says):
+        record(run, 0, episodes=1, **options)
+    assert sorted(tmp_path.rglob("*")) == before
+    if "path" in options:
+        with pytest.raises(UserError, match=says):
+            kit.check_task(run.config.env, steps=1, say=lambda line: None, video=options["path"])

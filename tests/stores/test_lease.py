@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kit.errors import UserError
 from kit.stores import LeaseHeld, Store, lease, open_store
 from tests.stores.conftest import KINDS, SHARED, Clock
 
@@ -72,6 +73,13 @@ def test_a_malformed_lease_is_replaced(store: Store, clock: Clock, raw: bytes) -
     store.put({"r/lease.json": raw})
     lease.acquire(store, "r", "me", 600, clock)
     assert json.loads(store.read("r/lease.json"))["owner"] == "me"
+
+
+def test_a_duration_that_is_no_number_is_refused_in_a_sentence() -> None:
+    assert (lease.ttl_s(None), lease.ttl_s("6.5")) == (600, 6.5)
+    for text in ("abc", "0", "-1", "inf", "nan"):
+        with pytest.raises(UserError, match=f"KIT_LEASE_S='{text}' must be a number of seconds, such as 600"):
+            lease.ttl_s(text)
 
 
 @every_shared_store

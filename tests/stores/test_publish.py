@@ -164,7 +164,7 @@ def test_push_to_a_file_is_refused_and_drive_is_google_drive(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("file").touch()
-    for target in ("file", "file/below"):
+    for target in ("file", "file/below", "/proc/model"):
         with pytest.raises(UserError, match=rf"url='{target}' cannot be written \(.*\); name another folder\."):
             kit.push(reach, target, episodes=1)
     monkeypatch.setenv("KIT_DRIVE_ROOT", str(tmp_path / "drive"))

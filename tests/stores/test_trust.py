@@ -208,3 +208,9 @@ def test_a_typed_module_is_trusted_on_this_machine_only(here: Path, tmp_path: Pa
     refused, _, played = python(MOVED, **other).partition("imported by the user")
     assert "names the module 'mine'" in refused, "a module of the same name in another file must not be trusted"
     assert "'mean_return'" in played
+
+
+def test_a_missing_module_is_named_before_trust_is_asked_for(here: Path) -> None:
+    run = hostile(here / "runs", {"env": "trap_that_is_gone:E"})
+    said = refused(lambda: kit.evaluate(run, 1))
+    assert "'trap_that_is_gone'" in said and "there is no such module on the path or in" in said and "trust" not in said

@@ -161,6 +161,12 @@ def test_a_cell_that_is_run_again_replaces_its_viewer() -> None:
         torch.set_num_threads(threads)
 
 
+@pytest.mark.parametrize("port", [0, 99_999])
+def test_a_port_that_cannot_be_is_refused(port: int) -> None:
+    with pytest.raises(UserError, match=f"port={port} must be a whole number from 1 to 65535"):
+        kit.ui.view(env="Reach", port=port)
+
+
 def test_an_env_without_scripted_policy_or_hand_control_is_refused() -> None:
     pytest.importorskip("mjviser")
     with pytest.raises(UserError, match="no scripted policy and cannot be moved by hand; name a run"):
