@@ -18,6 +18,7 @@ import torch
 import kit
 from kit import Run, RunConfig
 from kit.envs import make_vec
+from kit.envs.check import N
 from kit.envs.contract import BatchEnv
 from kit.errors import UserError
 from kit.measure.auto import resolve
@@ -191,7 +192,8 @@ def test_after_an_exception_in_a_rank_all_ends_and_this_process_can_train_again(
 ) -> None:
     (tmp_path / "task_in_ranks.py").write_text(
         "import sys\nfrom kit.tasks.reach.task import Reach\n\nclass Task(Reach):\n    def state(self):\n"
-        f"        assert ('rank 1' if 'ranks' in sys.argv[0] else 'rank 0') != {fails!r}\n"
+        "        rank = 'rank 1' if 'ranks' in sys.argv[0] else 'rank 0'\n"
+            f"        assert self.n == {N} or rank != {fails!r}\n"  # N: envs of the check before a run
         "        return super().state()\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
