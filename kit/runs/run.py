@@ -64,7 +64,7 @@ class Run:
 
     @property
     def knows_request(self) -> bool:
-        """Whether it is recorded what the user asked for; kit 0.2 did not."""
+        """Whether `requested` is what the user asked for. Runs of kit 0.2 did not record it."""
         return self._created("requested") is not None
 
     @property
