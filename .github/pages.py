@@ -18,6 +18,7 @@ import re
 import subprocess
 import sys
 import time
+import warnings
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
@@ -152,7 +153,9 @@ def reference(folder: Path) -> None:
     packages = [import_module(name) for name in PACKAGES]
     for package in packages:  # names that a package imports on first use
         vars(package).update({name: getattr(package, name) for name in getattr(package, "__all__", ())})
-    pdoc.pdoc(*PACKAGES, output_directory=folder)
+    with warnings.catch_warnings():  # annotations that are imported for the type checker only stay text
+        warnings.filterwarnings("ignore", module="pdoc")
+        pdoc.pdoc(*PACKAGES, output_directory=folder)
 
 
 def main() -> int:
