@@ -22,7 +22,7 @@ from kit.runs.api import resume
 from kit.runs.divergence import recordings, video_path
 from kit.runs.finding import is_branch, local_runs
 from kit.runs.run import Run
-from kit.ui import heartbeat, style, videos
+from kit.ui import cells, heartbeat, style, videos
 from kit.ui.chart import HEIGHT, ROW, WIDTH, Line, chart, line_chart
 from kit.ui.fold import focus
 from kit.ui.headless import follow, nobody_there, shell_of_notebook
@@ -56,6 +56,9 @@ class Dashboard:
         self.run = run
         self.on_change: list[Callable[[Run], None]] = []
         """Functions called with the run: when watching it starts, when it ends, and when its last video is ready."""
+        self.reports: list[Callable[[Run], None]] = []
+        """Like `on_change`, for other cells: if this panel's cell runs again, its newer panel takes them over."""
+        self._newer: Self | None = None
         self.video_error = ""
         """Why the last video of the run could not be recorded."""
         self._watching: threading.Thread | None = None
@@ -72,8 +75,16 @@ class Dashboard:
         self._build(need("ipywidgets", "notebook"))
         display_widget(self.view, f"{type(self).__name__}: run this cell to see it.")
         heartbeat.add(self._alive, self._beat)
+        if (older := cells.replaced_by(self)) not in (None, self):
+            older._newer, self.reports = self, older.reports
+        cells.when_run_again(self.close)
         self._shown()
         return self
+
+    @property
+    def newest(self) -> Self:
+        """This panel, or the one that a newer run of its cell has shown in its place."""
+        return self if self._newer is None else self._newer.newest
 
     def _build(self, w: Any) -> None:
         self._w = w
@@ -103,8 +114,17 @@ class Dashboard:
         self.run, self.video_error = run, ""
         self.say("")
         watching = threading.Thread(target=self._watch, args=(run,), name=f"watch-{run.name}", daemon=True)
-        watching.start()
         self._watching = watching
+        watching.start()
+
+    def close(self) -> None:
+        """Stop watching the run, which continues, and leave the display as it is."""
+        self._watching = None
+        self._redraw_now.set()
+
+    def _watches(self, run: Run) -> bool:
+        """Whether the present thread is still the one that watches `run`."""
+        return self.run is run and self._watching is threading.current_thread()
 
     def leave(self) -> None:
         """Stop watching the run, which continues, and clear the display."""
@@ -171,7 +191,7 @@ class Dashboard:
             self._changed()
             self.metrics.attach(run)
             working = True
-            while working and self.run is run:
+            while working and self._watches(run):
                 now = run.status()
                 working = run.is_working(now)
                 left = session_left_s(run, now) if working else None
@@ -189,7 +209,7 @@ class Dashboard:
                 if working:
                     self._redraw_now.wait(REFRESH_S)
                     self._redraw_now.clear()
-            if self.run is run:
+            if self._watches(run):
                 recorder.close()
                 self.say("")
                 self.notice.show(now["state"], f"{run.name}: {now['message'] or now['state']}")
@@ -198,7 +218,7 @@ class Dashboard:
                 if now["state"] == "finished" and videos.missing_video(run):
                     self.say("Recording a video of the policy…")
                     error = videos.record_last(run)
-                    if self.run is not run:  # the user has started another run meanwhile
+                    if not self._watches(run):  # the user has started another run meanwhile
                         return
                     self.say(error, bad=True)
                     self.video_error = error
@@ -212,7 +232,7 @@ class Dashboard:
             recorder.close()
 
     def _call_on_change(self, run: Run) -> None:
-        for callback in self.on_change:
+        for callback in [*self.on_change, *self.reports]:
             callback(run)
 
     def _show_video(self, run: Run) -> None:

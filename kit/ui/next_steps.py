@@ -15,7 +15,7 @@ from kit.runs.export import export
 from kit.runs.finding import local_runs
 from kit.runs.publish import push
 from kit.runs.run import Run
-from kit.ui import diagnosis, heartbeat, style
+from kit.ui import cells, diagnosis, heartbeat, style
 from kit.ui.comparing import compare
 from kit.ui.dashboard import Dashboard
 from kit.ui.panel import TrainPanel
@@ -48,9 +48,10 @@ class NextSteps:
 
     def __init__(self, dashboard: Dashboard | None = None) -> None:
         w = self._w = need("ipywidgets", "notebook")
-        self._dashboard, self._is_above = dashboard or Dashboard(), dashboard is not None
+        self._first_dashboard, self._is_above = dashboard or Dashboard(), dashboard is not None
         if not self._is_above:
             self._dashboard._build(w)
+            cells.when_run_again(self._dashboard.close)
         self.run: Run | None = None
         self._viewer: Any = None
         whose = "the form's settings" if isinstance(self._dashboard, TrainPanel) else "this run's settings"
@@ -74,6 +75,10 @@ class NextSteps:
         heartbeat.cover(w, self._box)
         self.view = w.VBox([self._box, self.message, self.below])
         self.view.add_class("kit-next-steps")
+
+    @property
+    def _dashboard(self) -> Dashboard:
+        return self._first_dashboard.newest  # the cell of the panel above may have run again
 
     def choose(self, run: Run) -> None:
         """Show the buttons for `run` if it has ended with a policy, else hide them."""

@@ -59,7 +59,7 @@ class Panel(Dashboard):
     """
 
     _pressed_at = 0.0
-    """Time of the last press in any panel, in unix seconds. It is shared, because older panels of a cell run on."""
+    """Time of the last press in any panel, in unix seconds. It is shared: several panels may watch one run."""
 
     def __init__(self, end_session: bool = False) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ class Panel(Dashboard):
         for left_s in range(NOTICE_S, 0, -1):
             self.say(f"The run is finished and in the store; the session of this machine ends in {left_s} s.")
             time.sleep(1)
-            if kept := Panel._pressed_at > ended_at or self.run is not run or not_safe(run) is not None:
+            if kept := Panel._pressed_at > ended_at or not self._watches(run) or not_safe(run) is not None:
                 break
         self.keep_button.layout.display = "none"
         if self.run is run:  # else the message is about another run
@@ -229,6 +229,11 @@ class TrainPanel(Panel):
         self.estimator.cancel()
         self.label.value = ""
         super().attach(run)
+
+    def close(self) -> None:
+        """Stop watching the run, and measuring the speed."""
+        self.estimator.cancel()
+        super().close()
 
     def _shown(self) -> None:
         for run in working_runs(self.config.runs_dir):
