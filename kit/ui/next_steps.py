@@ -146,13 +146,13 @@ class NextSteps:
         return f"Runs of {run.config.env} in {run.path.parent}: {len(same)}"
 
     def _view(self, run: Run) -> str:
-        from kit.ui.viewing import HEIGHT, Viewer
+        from kit.ui.viewing import Viewer, frame
 
         if "google.colab" in sys.modules:  # it shows a page of the kernel only from a cell, not from a button
             return f"On Colab, run kit.ui.view({str(run.path)!r}) in a new cell."
         self._close_viewer()
         self._viewer = Viewer(run)
-        self._show(self._w.HTML(f"<iframe src='{self._viewer.url}' width='100%' height='{HEIGHT}'></iframe>"))
+        self._show(self._w.HTML(frame(self._viewer.url)))
         port = self._viewer.port
         ssh = f"ssh -L {port}:127.0.0.1:{port} HOST"
         return f"{self._viewer}. If the frame stays empty, the kernel is on another machine: at yours, run {ssh}."
