@@ -175,7 +175,13 @@ class Dashboard:
         """Called after the run's process has ended and its last video is shown. For subclasses."""
 
     def _beat(self) -> None:
-        """Called every few seconds. For subclasses."""
+        """Called every few seconds."""
+        self._watch_again()
+
+    def _watch_again(self) -> None:
+        """Watch the shown run if another panel or program has resumed it."""
+        if self.run is not None and self.is_working and not (self._watching and self._watching.is_alive()):
+            self.attach(self.run)
 
     def _redrawn(self, run: Run, now: dict[str, Any]) -> None:
         """Called after the status `now` was drawn. For subclasses."""

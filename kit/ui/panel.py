@@ -269,17 +269,12 @@ class TrainPanel(Panel):
             self._edited()  # that run has ended
 
     def _beat(self) -> None:
-        self._watch_again()
+        super()._beat()
         runs = working_runs(self.config.runs_dir)
         self._draw_watch_button(runs)
         if not (self.is_working or self._starting) and self._at_work != {run.name for run in runs}:
             self._at_work = {run.name for run in runs}
             self._edited()  # the estimate says which other run slows this one down
-
-    def _watch_again(self) -> None:
-        """Watch the panel's run if another panel or program has resumed it."""
-        if self.run is not None and self.is_working and not (self._watching and self._watching.is_alive()):
-            self.attach(self.run)
 
     def _draw_watch_button(self, runs: Sequence[Run]) -> None:
         """Offer to leave the shown run if it works or is not this panel's, else to watch the latest of `runs`.

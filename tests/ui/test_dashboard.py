@@ -87,6 +87,19 @@ def test_a_stopped_run_offers_resume_and_errors_are_shown(tmp_path: Path, monkey
     wait_for(lambda: not board.pause_button.disabled)
 
 
+def test_a_run_resumed_elsewhere_is_shown_at_work_again(tmp_path: Path) -> None:
+    """Such as from a terminal: else the dashboard would go on to offer Resume for a run that trains."""
+    run = make_run(tmp_path, state="interrupted")
+    board = Dashboard(run).show()
+    watch_to_the_end(board)
+    assert "interrupted" in text_of(board, "kit-head")
+    with at_work(run):
+        board._beat()
+        wait_for(lambda: "training" in text_of(board, "kit-head"), 10)
+        wait_for(lambda: board.pause_button.description == "Pause", 10)
+    watch_to_the_end(board)
+
+
 def test_the_session_clock_and_an_idle_gpu(tmp_path: Path) -> None:
     run = make_run(tmp_path, config={"session_limit": "1h"}, started=time.time() - 1800, phase="training")
     now = run.status()
