@@ -100,6 +100,14 @@ def test_a_run_resumed_elsewhere_is_shown_at_work_again(tmp_path: Path) -> None:
     watch_to_the_end(board)
 
 
+@pytest.mark.parametrize(
+    ("rate", "text"),
+    [(1, "100 %"), (0.9999, "100 %"), (0.996, "99.6 %"), (0.97, "97 %"), (0.004, "0.4 %"), (0, "0 %")],
+)
+def test_a_rate_is_not_rounded_to_all_or_none(rate: float, text: str) -> None:
+    assert style.percent(rate) == text
+
+
 def test_the_session_clock_and_an_idle_gpu(tmp_path: Path) -> None:
     run = make_run(tmp_path, config={"session_limit": "1h"}, started=time.time() - 1800, phase="training")
     now = run.status()
