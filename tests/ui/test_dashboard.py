@@ -284,3 +284,15 @@ def test_any_metric_can_be_charted_with_another_run_and_zoomed(tmp_path: Path) -
     charts.attach(run)
     assert charts.metric.value == "Reward terms", "the user's choice, also after a run without it"
     assert "near, step 700: 1" in charts.chart.value and "energy, step 700: -2" in charts.chart.value
+
+
+def test_a_metric_that_the_other_run_lacks_is_named(tmp_path: Path) -> None:
+    run, other = make_run(tmp_path), make_run(tmp_path, "other")
+    (other.path / "metrics.jsonl").write_text('{"step": 100, "time/fps": 50.0}\n')  # as of another task
+    charts = MetricCharts(ipywidgets)
+    charts.attach(run)
+    charts.fold.is_open = True
+    charts.metric.value, charts.other.value = "time/fps", "other"
+    assert "has no" not in charts.chart.value
+    charts.metric.value = "eval/mean_return"
+    assert "other has no eval/mean_return." in charts.chart.value
