@@ -37,6 +37,8 @@ ORDERS: dict[str, Callable[[Line], Any]] = {
     "size on disk": lambda line: -(line.size_bytes or 0),
 }
 """Name of an order -> sort key."""
+SCORES = ("success rate", "mean return")
+"""Names of the orders whose sort keys begin with whether the run has no score."""
 FITTING = {
     "pause": ("running",), "continue": ("paused", "interrupted", "failed"),
     "stop": ("starting", "running", "paused"), "save": ("running",),
@@ -264,7 +266,10 @@ class RunsPage:
         with self._lock:
             words = self.filter.value.lower().split()
             found = [line for line in self._lines if all(word in line.text for word in words)]
-            found.sort(key=ORDERS[self.order.value], reverse=self.reverse.value)
+            order = ORDERS[self.order.value]
+            found.sort(key=order, reverse=self.reverse.value)
+            if self.order.value in SCORES:
+                found.sort(key=lambda line: order(line)[0])  # runs without a score come last in both directions
             if keep_order:  # new rows first
                 places = {name: place for place, name in enumerate(self.ticks)}
                 found.sort(key=lambda line: places.get(line.name, -1))
