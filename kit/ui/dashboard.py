@@ -88,22 +88,25 @@ class Dashboard:
 
     def _build(self, w: Any) -> None:
         self._w = w
+        css = w.HTML(f"<style>{style.CSS}</style>", layout=w.Layout(display="none"))
+        # shared, because a layout and a style are widgets too: each is a message to the browser
+        self._button_layout = w.Layout(width="auto", min_width="96px")
+        self._html_layout, self._html_style = w.Layout(overflow="visible", margin="0"), css.style
         stop = "Save a checkpoint and end the training process; Resume continues the run"
         save = "Save a checkpoint at the end of this iteration and continue training"
         self.pause_button = self._button("Pause", "pause", PAUSE_BUTTON["Pause"], self._pause)
         self.stop_button = self._button("Stop", "stop", stop, self._stop)
         self.save_button = self._button("Checkpoint now", "save", save, self._save)
-        self.buttons = w.HBox([self.pause_button, self.stop_button, self.save_button])
-        self.buttons.layout.flex_flow = "row wrap"
-        css = w.HTML(f"<style>{style.CSS}</style>", layout=w.Layout(display="none"))
+        buttons = [self.pause_button, self.stop_button, self.save_button]
+        self.buttons = w.HBox(buttons, layout=w.Layout(flex_flow="row wrap"))
         self._head, self._message = self._html("kit-head"), self._html("kit-message")
         self._curves, self._video = self._html("kit-curves"), self._html("kit-video")
         body = w.HBox([self._curves, self._video], layout=w.Layout(flex_flow="row wrap", max_width="920px"))
         self.metrics = MetricCharts(w)
         self._alive, self.notice = self._html("kit-alive"), Notice(w)
         below = [self.metrics.fold.view, self.notice.view, self._alive]
-        self.view = w.VBox([self.buttons, css, self._head, self._message, body, *below])
-        self.view.add_class("kit-dashboard")
+        children = [self.buttons, css, self._head, self._message, body, *below]
+        self.view = w.VBox(children, _dom_classes=("kit-dashboard",))
 
     def _shown(self) -> None:
         if self.run is not None:
@@ -295,9 +298,10 @@ class Dashboard:
         self.say(f"Saved step {saved['step']:,}." if saved else "")
 
     def _button(self, label: str, icon: str, tooltip: str, action: Callable[[Run], None]) -> Any:
-        layout = self._w.Layout(width="auto", min_width="96px")
-        button = self._w.Button(description=label, icon=icon, tooltip=tooltip, disabled=True, layout=layout)
-        button.add_class(f"kit-{icon}-button")
+        button = self._w.Button(
+            description=label, icon=icon, tooltip=tooltip, disabled=True, layout=self._button_layout,
+            _dom_classes=(f"kit-{icon}-button",),
+        )  # fmt: skip
 
         def act(run: Run) -> None:
             try:
@@ -315,7 +319,7 @@ class Dashboard:
         return button
 
     def _html(self, name: str) -> Any:
-        return self._w.HTML("", layout=self._w.Layout(overflow="visible", margin="0"), _dom_classes=(name,))
+        return self._w.HTML("", layout=self._html_layout, style=self._html_style, _dom_classes=(name,))
 
 
 def display_widget(view: Any, saved_text: str) -> None:
