@@ -11,7 +11,7 @@ from kit import envs
 from kit.config import RunConfig, byte_count
 from kit.machine import places, settings
 from kit.machine.info import Machine, describe
-from kit.measure.speed import Speed, duration
+from kit.measure.speed import Speed, duration, rough_duration
 from kit.presets import NAMED, PPO_ON_CUDA
 
 if TYPE_CHECKING:
@@ -71,7 +71,8 @@ def estimate(
     """Return duration (with start and evaluations) and price: "about 2 min on this machine (...), about $0.12"."""
     seconds = speed.seconds(config)
     price = cost(machine or describe(), seconds) if dollars_per_hour is None else dollars(dollars_per_hour, seconds)
-    takes = f"about {duration(seconds)} on this machine ({speed.steps_per_s:,.0f} steps/s; with start and evaluations)"
+    measured = f"about {float(f'{speed.steps_per_s:.2g}'):,.0f} steps/s, measured once"
+    takes = f"about {rough_duration(seconds)} on this machine ({measured}; with start and evaluations)"
     return f"{takes}, {price}" if price else takes
 
 

@@ -339,6 +339,13 @@ def duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
+def rough_duration(seconds: float) -> str:
+    """Format an estimate from one measurement, to about ten percent, such as "45 s", "25 min" or "2 h 30 min"."""
+    roundings = ((20, 1), (100, 5), (600, 60), (6000, 300), (math.inf, 1800))  # (below, to), s
+    step = next(step for limit, step in roundings if seconds < limit)
+    return duration(step * round(seconds / step)).removesuffix(" 00 min")
+
+
 @contextlib.contextmanager
 def bar(seconds: float, show: bool = True) -> Iterator[Report]:
     """Context manager: a progress bar over `seconds`, removed at the end."""

@@ -22,7 +22,7 @@ from kit.runs.api import resume
 from kit.runs.divergence import recordings, video_path
 from kit.runs.finding import is_branch, local_runs
 from kit.runs.run import Run
-from kit.ui import heartbeat, style, videos
+from kit.ui import cells, heartbeat, style, videos
 from kit.ui.chart import HEIGHT, ROW, WIDTH, Line, chart, line_chart
 from kit.ui.fold import focus
 from kit.ui.headless import follow, nobody_there, shell_of_notebook
@@ -56,6 +56,9 @@ class Dashboard:
         self.run = run
         self.on_change: list[Callable[[Run], None]] = []
         """Functions called with the run: when watching it starts, when it ends, and when its last video is ready."""
+        self.reports: list[Callable[[Run], None]] = []
+        """Like `on_change`, for other cells: if this panel's cell runs again, its newer panel takes them over."""
+        self._newer: Self | None = None
         self.video_error = ""
         """Why the last video of the run could not be recorded."""
         self._watching: threading.Thread | None = None
@@ -72,27 +75,38 @@ class Dashboard:
         self._build(need("ipywidgets", "notebook"))
         display_widget(self.view, f"{type(self).__name__}: run this cell to see it.")
         heartbeat.add(self._alive, self._beat)
+        if (older := cells.replaced_by(self)) not in (None, self):
+            older._newer, self.reports = self, older.reports
+        cells.when_run_again(self.close)
         self._shown()
         return self
 
+    @property
+    def newest(self) -> Self:
+        """This panel, or the one that a newer run of its cell has shown in its place."""
+        return self if self._newer is None else self._newer.newest
+
     def _build(self, w: Any) -> None:
         self._w = w
+        css = w.HTML(f"<style>{style.CSS}</style>", layout=w.Layout(display="none"))
+        # shared, because a layout and a style are widgets too: each is a message to the browser
+        self._button_layout = w.Layout(width="auto", min_width="96px")
+        self._html_layout, self._html_style = w.Layout(overflow="visible", margin="0"), css.style
         stop = "Save a checkpoint and end the training process; Resume continues the run"
         save = "Save a checkpoint at the end of this iteration and continue training"
         self.pause_button = self._button("Pause", "pause", PAUSE_BUTTON["Pause"], self._pause)
         self.stop_button = self._button("Stop", "stop", stop, self._stop)
         self.save_button = self._button("Checkpoint now", "save", save, self._save)
-        self.buttons = w.HBox([self.pause_button, self.stop_button, self.save_button])
-        self.buttons.layout.flex_flow = "row wrap"
-        css = w.HTML(f"<style>{style.CSS}</style>", layout=w.Layout(display="none"))
+        buttons = [self.pause_button, self.stop_button, self.save_button]
+        self.buttons = w.HBox(buttons, layout=w.Layout(flex_flow="row wrap"))
         self._head, self._message = self._html("kit-head"), self._html("kit-message")
         self._curves, self._video = self._html("kit-curves"), self._html("kit-video")
         body = w.HBox([self._curves, self._video], layout=w.Layout(flex_flow="row wrap", max_width="920px"))
         self.metrics = MetricCharts(w)
         self._alive, self.notice = self._html("kit-alive"), Notice(w)
         below = [self.metrics.fold.view, self.notice.view, self._alive]
-        self.view = w.VBox([self.buttons, css, self._head, self._message, body, *below])
-        self.view.add_class("kit-dashboard")
+        children = [self.buttons, css, self._head, self._message, body, *below]
+        self.view = w.VBox(children, _dom_classes=("kit-dashboard",))
 
     def _shown(self) -> None:
         if self.run is not None:
@@ -103,8 +117,17 @@ class Dashboard:
         self.run, self.video_error = run, ""
         self.say("")
         watching = threading.Thread(target=self._watch, args=(run,), name=f"watch-{run.name}", daemon=True)
-        watching.start()
         self._watching = watching
+        watching.start()
+
+    def close(self) -> None:
+        """Stop watching the run, which continues, and leave the display as it is."""
+        self._watching = None
+        self._redraw_now.set()
+
+    def _watches(self, run: Run) -> bool:
+        """Whether the present thread is still the one that watches `run`."""
+        return self.run is run and self._watching is threading.current_thread()
 
     def leave(self) -> None:
         """Stop watching the run, which continues, and clear the display."""
@@ -155,7 +178,13 @@ class Dashboard:
         """Called after the run's process has ended and its last video is shown. For subclasses."""
 
     def _beat(self) -> None:
-        """Called every few seconds. For subclasses."""
+        """Called every few seconds."""
+        self._watch_again()
+
+    def _watch_again(self) -> None:
+        """Watch the shown run if another panel or program has resumed it."""
+        if self.run is not None and self.is_working and not (self._watching and self._watching.is_alive()):
+            self.attach(self.run)
 
     def _redrawn(self, run: Run, now: dict[str, Any]) -> None:
         """Called after the status `now` was drawn. For subclasses."""
@@ -171,7 +200,7 @@ class Dashboard:
             self._changed()
             self.metrics.attach(run)
             working = True
-            while working and self.run is run:
+            while working and self._watches(run):
                 now = run.status()
                 working = run.is_working(now)
                 left = session_left_s(run, now) if working else None
@@ -189,7 +218,7 @@ class Dashboard:
                 if working:
                     self._redraw_now.wait(REFRESH_S)
                     self._redraw_now.clear()
-            if self.run is run:
+            if self._watches(run):
                 recorder.close()
                 self.say("")
                 self.notice.show(now["state"], f"{run.name}: {now['message'] or now['state']}")
@@ -198,7 +227,7 @@ class Dashboard:
                 if now["state"] == "finished" and videos.missing_video(run):
                     self.say("Recording a video of the policy…")
                     error = videos.record_last(run)
-                    if self.run is not run:  # the user has started another run meanwhile
+                    if not self._watches(run):  # the user has started another run meanwhile
                         return
                     self.say(error, bad=True)
                     self.video_error = error
@@ -212,7 +241,7 @@ class Dashboard:
             recorder.close()
 
     def _call_on_change(self, run: Run) -> None:
-        for callback in self.on_change:
+        for callback in [*self.on_change, *self.reports]:
             callback(run)
 
     def _show_video(self, run: Run) -> None:
@@ -269,9 +298,10 @@ class Dashboard:
         self.say(f"Saved step {saved['step']:,}." if saved else "")
 
     def _button(self, label: str, icon: str, tooltip: str, action: Callable[[Run], None]) -> Any:
-        layout = self._w.Layout(width="auto", min_width="96px")
-        button = self._w.Button(description=label, icon=icon, tooltip=tooltip, disabled=True, layout=layout)
-        button.add_class(f"kit-{icon}-button")
+        button = self._w.Button(
+            description=label, icon=icon, tooltip=tooltip, disabled=True, layout=self._button_layout,
+            _dom_classes=(f"kit-{icon}-button",),
+        )  # fmt: skip
 
         def act(run: Run) -> None:
             try:
@@ -289,7 +319,7 @@ class Dashboard:
         return button
 
     def _html(self, name: str) -> Any:
-        return self._w.HTML("", layout=self._w.Layout(overflow="visible", margin="0"), _dom_classes=(name,))
+        return self._w.HTML("", layout=self._html_layout, style=self._html_style, _dom_classes=(name,))
 
 
 def display_widget(view: Any, saved_text: str) -> None:

@@ -25,13 +25,11 @@ class Fold:
     """
 
     def __init__(self, w: Any, title: str, name: str, children: Sequence[Any], is_open: bool = False) -> None:
-        self.button = w.ToggleButton(value=is_open, layout=w.Layout(width="100%", height="auto"))
-        self.button.add_class("kit-fold-button")
+        button = w.Layout(width="100%", height="auto")
+        self.button = w.ToggleButton(value=is_open, layout=button, _dom_classes=("kit-fold-button",))
         self._children, self._content = tuple(children), w.VBox(layout=w.Layout(padding="6px 8px"))
-        self._title = title
-        self.view = w.VBox([self.button, self._content], layout=w.Layout(max_width="920px", margin="4px 0"))
-        self.view.add_class(name)
-        self.view.add_class("kit-fold")
+        self._title, layout = title, w.Layout(max_width="920px", margin="4px 0")
+        self.view = w.VBox([self.button, self._content], layout=layout, _dom_classes=(name, "kit-fold"))
         self.button.observe(lambda _: self._draw(), names="value")
         self._draw()
 
@@ -53,8 +51,9 @@ class Fold:
         self._draw()
 
     def _draw(self) -> None:
-        self.button.description = f"{'▾' if self.is_open else '▸'} {self._title}"
-        self.button.tooltip = "press to close" if self.is_open else "press to open"  # ipywidgets has no aria-expanded
+        with self.button.hold_sync():  # one message
+            self.button.description = f"{'▾' if self.is_open else '▸'} {self._title}"
+            self.button.tooltip = f"press to {'close' if self.is_open else 'open'}"  # ipywidgets has no aria-expanded
         if self.is_open:
             self._content.children = self._children
         self._content.layout.display = "flex" if self.is_open else "none"

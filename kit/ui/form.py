@@ -52,11 +52,11 @@ class Form:
         more = w.HBox([*(self.entries[name] for name in rest), self.price], layout=w.Layout(flex_flow="row wrap"))
         folds = [Fold(w, "Hyperparameters", "kit-hyperparameters", [self.hyper.view])]
         folds.append(Fold(w, "More", "kit-more", [more]))
-        columns = []
+        columns, layout, plain = [], w.Layout(margin="0 8px 0 0", max_width="100%"), w.HTML()
         for title, names in GROUPS.items():
-            heading = w.HTML(f"<b style='font:650 13px system-ui,sans-serif;opacity:.8'>{title}</b>")
-            column = [heading, *(self.entries[name] for name in names)]
-            columns.append(w.VBox(column, layout=w.Layout(margin="0 8px 0 0", max_width="100%")))
+            text = f"<b style='font:650 13px system-ui,sans-serif;opacity:.8'>{title}</b>"
+            heading = w.HTML(text, layout=plain.layout, style=plain.style)  # one of each for all columns
+            columns.append(w.VBox([heading, *(self.entries[name] for name in names)], layout=layout))
         self.view = w.VBox([w.HBox(columns, layout=w.Layout(flex_flow="row wrap")), *(fold.view for fold in folds)])
 
     def read(self) -> RunConfig:

@@ -79,7 +79,7 @@ def line(now: dict[str, Any]) -> str:
     percent = min(100, 100 * now["step"] // max(1, now["total_steps"]))
     parts = [f"{percent:3d} %", f"{now['step']:>11,} steps"]
     if now["success_rate"] is not None:
-        parts.append(f"success {100 * now['success_rate']:3.0f} %")
+        parts.append(f"success {style.percent(now['success_rate']):>5}")
     elif now["mean_return"] is not None:
         parts.append(f"return {now['mean_return']:8.2f}")
     if now["steps_per_s"]:

@@ -12,32 +12,40 @@ import itertools
 import threading
 import time
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
-from kit.ui import style
+from kit.ui import cells, style
 
 BEAT_S = 10.0
 NOTICE = (
     "This panel has no connection to its kernel. A run that is training goes on: <code>kit.ui.runs()</code> in a "
     "new cell shows and controls it."
 )
+REPLACED = "This panel no longer changes: its cell has run again."
 
 _boxes: list[Any] = []
 _refreshes: list[Callable[[], None]] = []
 
 
 def add(box: Any, refresh: Callable[[], None] | None = None) -> None:
-    """Draw the notice in `box`, an HTML widget, now and every `BEAT_S`, as long as this kernel lives.
+    """Draw the notice in `box`, an HTML widget, now and every `BEAT_S`, until the panel's cell runs again.
 
     `refresh` is called every `BEAT_S` too, in a thread of its own, because it may wait for a disk.
     """
-    if not _boxes:
-        for beat in (_draw_all, _refresh_all):
-            threading.Thread(target=_repeat, args=(beat,), name="heartbeat", daemon=True).start()
+    _start()
     _boxes.append(box)
     _draw(box, 0)
     if refresh is not None:
         _refreshes.append(refresh)
+
+    def end() -> None:
+        _boxes.remove(box)
+        box.value = style.wrap(style.note(REPLACED))  # seen only where the panel is displayed a second time
+        if refresh is not None:
+            _refreshes.remove(refresh)
+
+    cells.when_run_again(end)
 
 
 def cover(w: Any, view: Any) -> None:
@@ -47,6 +55,12 @@ def cover(w: Any, view: Any) -> None:
     view.add_class("kit-dashboard")  # the CSS puts the notice over it
     view.children = (*view.children, box)
     add(box)
+
+
+@cache
+def _start() -> None:
+    for beat in (_draw_all, _refresh_all):
+        threading.Thread(target=_repeat, args=(beat,), name="heartbeat", daemon=True).start()
 
 
 def _repeat(beat: Callable[[int], None]) -> None:

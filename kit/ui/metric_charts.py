@@ -81,10 +81,13 @@ class MetricCharts:
         if self.metric.value is None:
             self.chart.value = style.wrap(style.note("No metrics yet."))
             return
-        lines = self._lines(self.metric.value, rows, "")
+        lines, lack = self._lines(self.metric.value, rows, ""), ""
         if (other := self.other.value) != NO_RUN:
-            lines += self._lines(self.metric.value, self._read(self._run.path.with_name(other)), f", {other}")
-        self.chart.value = style.wrap(self._chart(self.metric.value, lines))
+            beside = self._lines(self.metric.value, self._read(self._run.path.with_name(other)), f", {other}")
+            if not any(len(line.points) for line in beside):
+                lack = style.note(f"{other} has no {self.metric.value}.")
+            lines += beside
+        self.chart.value = style.wrap(self._chart(self.metric.value, lines), lack)
 
     def _offer_runs(self, run: Run) -> None:
         """Let the user choose among the runs beside `run`; if there are new ones, keep the choice."""

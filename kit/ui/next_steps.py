@@ -15,7 +15,7 @@ from kit.runs.export import export
 from kit.runs.finding import local_runs
 from kit.runs.publish import push
 from kit.runs.run import Run
-from kit.ui import diagnosis, heartbeat, style
+from kit.ui import cells, diagnosis, heartbeat, style
 from kit.ui.comparing import compare
 from kit.ui.dashboard import Dashboard
 from kit.ui.panel import TrainPanel
@@ -48,9 +48,10 @@ class NextSteps:
 
     def __init__(self, dashboard: Dashboard | None = None) -> None:
         w = self._w = need("ipywidgets", "notebook")
-        self._dashboard, self._is_above = dashboard or Dashboard(), dashboard is not None
+        self._first_dashboard, self._is_above = dashboard or Dashboard(), dashboard is not None
         if not self._is_above:
             self._dashboard._build(w)
+            cells.when_run_again(self._dashboard.close)
         self.run: Run | None = None
         self._viewer: Any = None
         whose = "the form's settings" if isinstance(self._dashboard, TrainPanel) else "this run's settings"
@@ -74,6 +75,10 @@ class NextSteps:
         heartbeat.cover(w, self._box)
         self.view = w.VBox([self._box, self.message, self.below])
         self.view.add_class("kit-next-steps")
+
+    @property
+    def _dashboard(self) -> Dashboard:
+        return self._first_dashboard.newest  # the cell of the panel above may have run again
 
     def choose(self, run: Run) -> None:
         """Show the buttons for `run` if it has ended with a policy, else hide them."""
@@ -141,13 +146,13 @@ class NextSteps:
         return f"Runs of {run.config.env} in {run.path.parent}: {len(same)}"
 
     def _view(self, run: Run) -> str:
-        from kit.ui.viewing import HEIGHT, Viewer
+        from kit.ui.viewing import Viewer, frame
 
         if "google.colab" in sys.modules:  # it shows a page of the kernel only from a cell, not from a button
             return f"On Colab, run kit.ui.view({str(run.path)!r}) in a new cell."
         self._close_viewer()
         self._viewer = Viewer(run)
-        self._show(self._w.HTML(f"<iframe src='{self._viewer.url}' width='100%' height='{HEIGHT}'></iframe>"))
+        self._show(self._w.HTML(frame(self._viewer.url)))
         port = self._viewer.port
         ssh = f"ssh -L {port}:127.0.0.1:{port} HOST"
         return f"{self._viewer}. If the frame stays empty, the kernel is on another machine: at yours, run {ssh}."

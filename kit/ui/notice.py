@@ -13,14 +13,15 @@ function render({ model, el }) {
     if (target.tagName === "SELECT") target.setAttribute("data-lm-suppress-shortcuts", "true");
   };
   setTimeout(() => el.closest(".kit-dashboard")?.addEventListener("focusin", keepKeys), 0);
-  const draw = () => {
-    const before = window.kitTitle || "", now = model.get("title") ? `${model.get("title")} · ` : "";
+  const draw = (text) => {
+    const before = window.kitTitle || "", now = text ? `${text} · ` : "";
     const title = document.title.startsWith(before) ? document.title.slice(before.length) : document.title;
     document.title = now + title;
     window.kitTitle = now;
   };
-  model.on("change:title", draw);
-  if (!("Notification" in window) || !window.isSecureContext) return;
+  model.on("change:title", () => draw(model.get("title")));
+  const removed = () => draw("");
+  if (!("Notification" in window) || !window.isSecureContext) return removed;
   const label = document.createElement("label");
   const box = document.createElement("input");
   box.type = "checkbox";
@@ -31,6 +32,7 @@ function render({ model, el }) {
     if (box.checked && model.get("ended") && Notification.permission === "granted")
       new Notification(model.get("ended"));
   });
+  return removed;
 }
 export default { render };
 """

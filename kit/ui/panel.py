@@ -59,7 +59,7 @@ class Panel(Dashboard):
     """
 
     _pressed_at = 0.0
-    """Time of the last press in any panel, in unix seconds. It is shared, because older panels of a cell run on."""
+    """Time of the last press in any panel, in unix seconds. It is shared: several panels may watch one run."""
 
     def __init__(self, end_session: bool = False) -> None:
         super().__init__()
@@ -83,9 +83,10 @@ class Panel(Dashboard):
 
     def _build(self, w: Any) -> None:
         super()._build(w)
-        self.keep_button = w.Button(description="Keep the session open", icon="hand-paper-o", button_style="warning")
-        self.keep_button.layout.width, self.keep_button.layout.display = "auto", "none"
-        self.keep_button.add_class("kit-keep-button")
+        self.keep_button = w.Button(
+            description="Keep the session open", icon="hand-paper-o", button_style="warning",
+            layout=w.Layout(width="auto", display="none"), _dom_classes=("kit-keep-button",),
+        )  # fmt: skip
         self.keep_button.on_click(lambda _: self.keep_open())
         self.buttons.children = (*self.buttons.children, self.keep_button)
 
@@ -115,7 +116,7 @@ class Panel(Dashboard):
         for left_s in range(NOTICE_S, 0, -1):
             self.say(f"The run is finished and in the store; the session of this machine ends in {left_s} s.")
             time.sleep(1)
-            if kept := Panel._pressed_at > ended_at or self.run is not run or not_safe(run) is not None:
+            if kept := Panel._pressed_at > ended_at or not self._watches(run) or not_safe(run) is not None:
                 break
         self.keep_button.layout.display = "none"
         if self.run is run:  # else the message is about another run
@@ -200,24 +201,24 @@ class TrainPanel(Panel):
 
     def _build(self, w: Any) -> None:
         super()._build(w)
-        layout = w.Layout(width="auto", min_width="96px")
-        self.train_button = w.Button(description="Train", icon="play", button_style="primary", layout=layout)
-        self.train_button.add_class("kit-train-button")
+        self.train_button = w.Button(
+            description="Train", icon="play", button_style="primary", layout=self._button_layout,
+            _dom_classes=("kit-train-button",),
+        )  # fmt: skip
         self.train_button.on_click(lambda _: self._train())
-        self.label = w.HTML("", layout=w.Layout(margin="2px 0 4px 0"))
-        self.label.add_class("kit-label")
+        self.label = w.HTML(layout=w.Layout(margin="2px 0 4px 0"), style=self._html_style, _dom_classes=("kit-label",))
         self.form = Form(self.config, self._typed, self.dollars_per_hour)
         self.estimator = Estimator(self._show_label, self.form.hyper.show)
         self.pasted = w.Textarea(
             placeholder="Paste a config in YAML (such as a run's config.yaml) to fill the form.",
             continuous_update=False, layout=w.Layout(width="100%", height="72px"), tooltip="a config in YAML",
+            _dom_classes=("kit-pasted",),
         )  # fmt: skip
-        self.pasted.add_class("kit-pasted")
         self.pasted.observe(lambda change: self._paste(change["new"]), names="value")
         self.task = PageFold(w, "What this task is", "kit-task", task)
         self.code = PageFold(w, "As YAML, shell, Python, papermill", "kit-as-code", as_code.page, self.pasted)
-        self.watch_button = w.Button(layout=w.Layout(width="auto", min_width="96px", display="none"))
-        self.watch_button.add_class("kit-watch-button")
+        layout = w.Layout(width="auto", min_width="96px", display="none")
+        self.watch_button = w.Button(layout=layout, _dom_classes=("kit-watch-button",))
         self.watch_button.on_click(lambda _: self.do(self._watch_or_leave))
         self.buttons.children = (self.train_button, *self.buttons.children, self.watch_button)
         self.choices = Fold(w, "", "kit-choices", [self.form.view], is_open=True)
@@ -229,6 +230,11 @@ class TrainPanel(Panel):
         self.estimator.cancel()
         self.label.value = ""
         super().attach(run)
+
+    def close(self) -> None:
+        """Stop watching the run, and measuring the speed."""
+        self.estimator.cancel()
+        super().close()
 
     def _shown(self) -> None:
         for run in working_runs(self.config.runs_dir):
@@ -264,17 +270,12 @@ class TrainPanel(Panel):
             self._edited()  # that run has ended
 
     def _beat(self) -> None:
-        self._watch_again()
+        super()._beat()
         runs = working_runs(self.config.runs_dir)
         self._draw_watch_button(runs)
         if not (self.is_working or self._starting) and self._at_work != {run.name for run in runs}:
             self._at_work = {run.name for run in runs}
             self._edited()  # the estimate says which other run slows this one down
-
-    def _watch_again(self) -> None:
-        """Watch the panel's run if another panel or program has resumed it."""
-        if self.run is not None and self.is_working and not (self._watching and self._watching.is_alive()):
-            self.attach(self.run)
 
     def _draw_watch_button(self, runs: Sequence[Run]) -> None:
         """Offer to leave the shown run if it works or is not this panel's, else to watch the latest of `runs`.

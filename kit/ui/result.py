@@ -8,7 +8,7 @@ from typing import Any
 
 from kit.measure.uncertainty import success_differs, success_interval
 from kit.runs.run import Run
-from kit.ui import style
+from kit.ui import cells, style
 from kit.ui.dashboard import display_widget
 from kit.ui.headless import nobody_there
 from kit.ui.next_steps import NextSteps, advice
@@ -41,11 +41,13 @@ def report(source: Panel | Run) -> None:
         display_widget(steps.view, " ")
 
         def update(run: Run) -> None:
-            if source.own_run is not None:  # else it was started elsewhere
-                handle.update(page(run, source.video_error))
+            panel = source.newest
+            if panel.own_run is not None:  # else it was started elsewhere
+                handle.update(page(run, panel.video_error))
                 steps.choose(run)
 
-        source.on_change.append(update)
+        source.reports.append(update)
+        cells.when_run_again(lambda: source.reports.remove(update))
         if run is not None:
             steps.choose(run)
     elif run is not None:

@@ -84,6 +84,7 @@ class ResumePanel(Panel):
 
     def _beat(self) -> None:
         """Redraw the texts of the runs; if another program has started or ended one, the whole list."""
+        super()._beat()
         local = list_lines(self.runs_dir, self._reader)
         if [(line.name, line.now["state"]) for line in local] != self._listed:
             self._changed()

@@ -16,7 +16,7 @@ from kit.runs.run import Run
 from kit.scale.background import Background, JobRow, Jobs
 from kit.scale.files import FileJobs
 from kit.scale.study import Sweep, trial_rows
-from kit.ui import heartbeat, style
+from kit.ui import cells, heartbeat, style
 from kit.ui.comparing import compare
 from kit.ui.dashboard import Dashboard, display_widget
 from kit.ui.headless import nobody_there
@@ -37,6 +37,8 @@ ORDERS: dict[str, Callable[[Line], Any]] = {
     "size on disk": lambda line: -(line.size_bytes or 0),
 }
 """Name of an order -> sort key."""
+SCORES = ("success rate", "mean return")
+"""Names of the orders whose sort keys begin with whether the run has no score."""
 FITTING = {
     "pause": ("running",), "continue": ("paused", "interrupted", "failed"),
     "stop": ("starting", "running", "paused"), "save": ("running",),
@@ -128,7 +130,15 @@ class RunsPage:
         self._build(need("ipywidgets", "notebook"))
         display_widget(self.view, "The page of runs: run this cell to see it.")
         heartbeat.add(self._alive, self._beat)
+        cells.when_run_again(self.close)
         return self
+
+    def close(self) -> None:
+        """Stop refreshing the rows, and the dashboard below them."""
+        if self._live.get(self._jobs.title) is self:
+            del self._live[self._jobs.title]
+        if self._board is not None:
+            self._board.close()
 
     def _table(self) -> style.Page:
         """Return all rows as a table of texts, once a batch or search that runs in the background has ended."""
@@ -222,7 +232,7 @@ class RunsPage:
 
     def _beat(self) -> None:
         """While nothing refreshes the rows, look for runs that other programs have started."""
-        if self._live[self._jobs.title] is self and not (self._thread and self._thread.is_alive()):
+        if self._live.get(self._jobs.title) is self and not (self._thread and self._thread.is_alive()):
             self.refresh(keep_order=True)
 
     def _look(self) -> None:
@@ -236,7 +246,7 @@ class RunsPage:
         """Refresh until no run works or another page takes over. Rows keep their places."""
         quiet = 0
         try:
-            while quiet < QUIET and self._live[self._jobs.title] is self:
+            while quiet < QUIET and self._live.get(self._jobs.title) is self:
                 time.sleep(REFRESH_S)
                 self.refresh(keep_order=True)
                 quiet = 0 if self._is_at_work() else quiet + 1
@@ -256,7 +266,10 @@ class RunsPage:
         with self._lock:
             words = self.filter.value.lower().split()
             found = [line for line in self._lines if all(word in line.text for word in words)]
-            found.sort(key=ORDERS[self.order.value], reverse=self.reverse.value)
+            order = ORDERS[self.order.value]
+            found.sort(key=order, reverse=self.reverse.value)
+            if self.order.value in SCORES:
+                found.sort(key=lambda line: order(line)[0])  # runs without a score come last in both directions
             if keep_order:  # new rows first
                 places = {name: place for place, name in enumerate(self.ticks)}
                 found.sort(key=lambda line: places.get(line.name, -1))
@@ -351,7 +364,7 @@ class RunsPage:
     def _show_below(self, view: Any, board: Dashboard | None) -> None:
         """Show `view`, of the dashboard `board` or of none, in place of the view below the buttons."""
         if self._board is not None:
-            self._board.run = None  # ends its watching
+            self._board.close()
         self._board = board
         self._below.children = [view]
 

@@ -294,8 +294,9 @@ def note(text: str, bad: bool = False) -> str:
 
 
 def percent(rate: float) -> str:
-    """Format 0.97 as "97 %"."""
-    return f"{100 * rate:.0f} %"
+    """Format 0.97 as "97 %"; with a decimal if "100 %" or "0 %" would say too much, as of 0.996."""
+    text, exact = f"{100 * rate:.0f}", f"{100 * rate:.1f}"
+    return f"{exact if text in ('0', '100') and exact not in ('0.0', '100.0') else text} %"
 
 
 def ago(moment: float) -> str:

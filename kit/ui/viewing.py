@@ -154,14 +154,14 @@ class Viewer:
         return f"{self.name} plays at {self.url}"
 
     def _ipython_display_(self) -> None:
-        from IPython.display import IFrame, display
+        from IPython.display import HTML, display
 
         if "google.colab" in sys.modules:
             from google.colab import output
 
             output.serve_kernel_port_as_iframe(self.port, height=HEIGHT)
         else:
-            display(IFrame(self.url, "100%", HEIGHT))
+            display(HTML(frame(self.url)))
         print(self)
         if isinstance(self._task, Reach | Joystick):
             try:
@@ -391,6 +391,13 @@ class Viewer:
         self._scene.update_from_arrays(*arrays)
 
 
+def frame(url: str) -> str:
+    """Return a frame with the viewer at `url` as HTML; the viewer is dark on a dark page, which has light text."""
+    is_dark = "getComputedStyle(parentElement).color.match(/[0-9]+/)[0]>127"
+    load = f"if(!src)src='{url}'+({is_dark}?'?darkMode':'')"  # an empty frame is loaded at once
+    return f'<div><iframe onload="{load}" width="100%" height="{HEIGHT}" frameborder="0"></iframe></div>'
+
+
 def by_hand(task: Reach, target: Any) -> Player:
     """Return a player that moves the hand of Reach, in the first env, towards `target`, dragged in the viewer."""
 
@@ -439,8 +446,8 @@ def view(
     Reach and ReachVision: choose the policy "by hand", then drag the target, or click into the scene and move it with
     the keys I K, J L and U O. Joystick tasks: steer a policy with the sliders, or with the same keys. Both obey
     the sticks of a gamepad at your computer, too: press one of its buttons, and it appears below the viewer. Tick
-    "record" to keep whole episodes, and save them as a dataset for `kit.RunConfig(dataset=...)`. The viewer's own
-    settings have a switch "Dark Mode".
+    "record" to keep whole episodes, and save them as a dataset for `kit.RunConfig(dataset=...)`. On a phone the
+    controls cover the lower part of the scene; a tap on their head folds them.
 
     On a remote machine the viewer works in Colab, or through `ssh -L`. Needs the pip extra `view`. `trust` as in
     `kit.resume`.

@@ -98,10 +98,10 @@ def test_a_run_of_few_iterations_is_not_evaluated_more_often_than_they_end() -> 
 def test_text_of_estimates_and_speeds() -> None:
     config = RunConfig(total_steps=90_000, eval_every=90_000)
     assert advice.estimate(config, KNOWN, machine()) == (
-        "about 71 s on this machine (1,500 steps/s; with start and evaluations), free of charge"
+        "about 70 s on this machine (about 1,500 steps/s, measured once; with start and evaluations), free of charge"
     )
     assert advice.estimate(config, KNOWN, machine(place="Azure")) == (
-        "about 71 s on this machine (1,500 steps/s; with start and evaluations)"
+        "about 70 s on this machine (about 1,500 steps/s, measured once; with start and evaluations)"
     )
     assert str(KNOWN).splitlines()[1:] == [
         "     4,000  bare physics",
@@ -126,6 +126,14 @@ def test_text_of_disk_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 )
 def test_durations(seconds: float, text: str) -> None:
     assert speed.duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(8.2, "8 s"), (71, "70 s"), (99, "2 min"), (254, "4 min"), (2780, "45 min"), (7390, "2 h"), (9300, "2 h 30 min")],
+)
+def test_an_estimate_from_one_measurement_is_rounded(seconds: float, text: str) -> None:
+    assert speed.rough_duration(seconds) == text
 
 
 def test_cost_where_a_price_is_known() -> None:

@@ -87,6 +87,27 @@ def test_a_stopped_run_offers_resume_and_errors_are_shown(tmp_path: Path, monkey
     wait_for(lambda: not board.pause_button.disabled)
 
 
+def test_a_run_resumed_elsewhere_is_shown_at_work_again(tmp_path: Path) -> None:
+    """Such as from a terminal: else the dashboard would go on to offer Resume for a run that trains."""
+    run = make_run(tmp_path, state="interrupted")
+    board = Dashboard(run).show()
+    watch_to_the_end(board)
+    assert "interrupted" in text_of(board, "kit-head")
+    with at_work(run):
+        board._beat()
+        wait_for(lambda: "training" in text_of(board, "kit-head"), 10)
+        wait_for(lambda: board.pause_button.description == "Pause", 10)
+    watch_to_the_end(board)
+
+
+@pytest.mark.parametrize(
+    ("rate", "text"),
+    [(1, "100 %"), (0.9999, "100 %"), (0.996, "99.6 %"), (0.97, "97 %"), (0.004, "0.4 %"), (0, "0 %")],
+)
+def test_a_rate_is_not_rounded_to_all_or_none(rate: float, text: str) -> None:
+    assert style.percent(rate) == text
+
+
 def test_the_session_clock_and_an_idle_gpu(tmp_path: Path) -> None:
     run = make_run(tmp_path, config={"session_limit": "1h"}, started=time.time() - 1800, phase="training")
     now = run.status()
@@ -263,3 +284,15 @@ def test_any_metric_can_be_charted_with_another_run_and_zoomed(tmp_path: Path) -
     charts.attach(run)
     assert charts.metric.value == "Reward terms", "the user's choice, also after a run without it"
     assert "near, step 700: 1" in charts.chart.value and "energy, step 700: -2" in charts.chart.value
+
+
+def test_a_metric_that_the_other_run_lacks_is_named(tmp_path: Path) -> None:
+    run, other = make_run(tmp_path), make_run(tmp_path, "other")
+    (other.path / "metrics.jsonl").write_text('{"step": 100, "time/fps": 50.0}\n')  # as of another task
+    charts = MetricCharts(ipywidgets)
+    charts.attach(run)
+    charts.fold.is_open = True
+    charts.metric.value, charts.other.value = "time/fps", "other"
+    assert "has no" not in charts.chart.value
+    charts.metric.value = "eval/mean_return"
+    assert "other has no eval/mean_return." in charts.chart.value

@@ -61,7 +61,7 @@ def test_a_person_can_keep_the_session_open(
 def test_one_press_keeps_the_session_open_in_the_older_panel_of_a_cell_too(
     older_counts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A cell that is run again leaves its older panel, which watches the same run."""
+    """Where the cell's older panel goes on, as in Jupyter Notebook 6, both watch the same run."""
     ended: list[bool] = []
     monkeypatch.setattr(panel_module.host, "session_ender", lambda: lambda: ended.append(True))
     monkeypatch.setattr(panel_module, "NOTICE_S", 4)
@@ -78,6 +78,21 @@ def test_one_press_keeps_the_session_open_in_the_older_panel_of_a_cell_too(
         watch_to_the_end(shown)
         assert "stays open" in text_of(shown, "kit-message")
         shown.estimator.cancel()
+    assert not ended
+
+
+def test_a_panel_whose_cell_runs_again_does_not_end_the_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[bool] = []
+    monkeypatch.setattr(panel_module.host, "session_ender", lambda: lambda: ended.append(True))
+    monkeypatch.setattr(panel_module, "NOTICE_S", 4)
+    panel = TrainPanel(RunConfig(runs_dir=str(tmp_path)), end_session=True).show()
+    store = {"url": "hf://me/runs", "step": 600, "time": 1.0, "state": "ok", "error": ""}
+    panel.attach(make_run(tmp_path, "done", config={"store": str(tmp_path)}, store=store))
+    wait_for(lambda: "ends in" in text_of(panel, "kit-message"))
+    panel.close()
+    watch_to_the_end(panel)
     assert not ended
 
 

@@ -315,6 +315,17 @@ def test_the_list_follows_a_run_that_trains_elsewhere(tmp_path: Path) -> None:
         assert "40 % of 1,000" in row.children[1].value
 
 
+def test_a_shown_run_that_is_resumed_elsewhere_is_followed(tmp_path: Path) -> None:
+    run = make_run(tmp_path, rows=1, state="interrupted")
+    panel = ResumePanel(runs_dir=str(tmp_path)).show()
+    panel.attach(run)
+    watch_to_the_end(panel)
+    with at_work(run):
+        panel._beat()
+        wait_for(lambda: "training" in text_of(panel, "kit-head"), 10)
+    watch_to_the_end(panel)
+
+
 def test_a_store_can_be_named_in_the_panel(tmp_path: Path, store: None) -> None:
     panel = ResumePanel(runs_dir=str(tmp_path)).show()
     entry, look = panel.view.children[0].children

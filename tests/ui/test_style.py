@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from kit.ui import style
+from kit.ui import notice, style
 from kit.ui.learning import Curve
 from kit.ui.plots import draw
 from tests.ui.fabricate import make_run
@@ -46,3 +46,17 @@ def test_a_figure_stays_readable_on_a_phone_and_scrolls(page: Any) -> None:
         page.set_viewport_size({"width": width, "height": 800})
         assert page.locator("img").bounding_box()["width"] == pytest.approx(shown, abs=2)
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_a_panel_that_is_removed_takes_its_progress_from_the_tabs_title(page: Any) -> None:
+    page.set_content("<title>01_train</title><div id='panel'></div>")
+    page.add_script_tag(content=f"{notice.ESM.replace('export default', 'window.notice =')}", type="module")
+    page.wait_for_function("window.notice")
+    page.evaluate("""() => {
+      const model = {listeners: [], on(name, call) { this.listeners.push(call) }, get: () => "43 %"};
+      window.removed = notice.render({model, el: document.getElementById("panel")});
+      model.listeners[0]();
+    }""")
+    assert page.title() == "43 % · 01_train"
+    page.evaluate("() => { removed() }")
+    assert page.title() == "01_train"

@@ -17,6 +17,7 @@ from kit.runs.demonstrations import read
 from kit.tasks.joystick.task import Joystick
 from kit.tasks.reach.task import Reach
 from kit.ui.gamepad import Gamepad
+from kit.ui.viewing import frame
 from tests.runs.crash import create
 from tests.ui.fabricate import wait_for
 
@@ -59,6 +60,20 @@ def test_a_policy_plays_while_a_browser_is_connected(tmp_path: Path, page: Any) 
     finally:
         shown.close()
         torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize(("text", "suffix"), [("rgb(250,250,250)", "?darkMode"), ("rgba(0,0,0,.87)", "")])
+def test_the_viewer_is_dark_on_a_dark_page(text: str, suffix: str, page: Any) -> None:
+    pytest.importorskip("mjviser")
+    shown = kit.ui.view(env="Reach", port=8898)
+    try:
+        page.set_content(f"<body style='color:{text}'></body>")
+        page.evaluate("html => { document.body.innerHTML = html }", frame(shown.url))
+        page.locator(f"iframe[src='{shown.url}{suffix}']").wait_for(timeout=20_000)
+        scheme = "dark" if suffix else "light"
+        page.frame_locator("iframe").locator(f"html[data-mantine-color-scheme={scheme}]").wait_for(timeout=60_000)
+    finally:
+        shown.close()
 
 
 def test_an_episode_moved_by_hand_is_saved_as_a_dataset(tmp_path: Path, page: Any) -> None:

@@ -1,0 +1,58 @@
+"""Cells that run again: a panel stops its work when a newer run of its cell replaces it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from kit.ui.headless import shell_of_notebook
+
+_replaced: dict[str, list[Any]] = {}
+"""Id of a cell -> what an earlier run of it has shown, if nothing has taken its place."""
+_stops: defaultdict[str, list[Callable[[], object]]] = defaultdict(list)
+"""Id of a cell -> methods that stop what its last run has shown."""
+
+
+def when_run_again(stop: Callable[[], object]) -> None:
+    """Call `stop` when the notebook runs the present cell again.
+
+    Never outside a cell, such as in a button's callback, and in Jupyter Notebook 6, which does not say which cell runs.
+    """
+    if cell := _cell():
+        _listen()
+        _stops[cell].append(stop)
+
+
+def replaced_by(panel: Any) -> Any:
+    """Return the panel of the same class that an earlier run of this cell has shown, or None."""
+    replaced = _replaced.get(_cell() or "", [])
+    older = next((each for each in replaced if type(each) is type(panel)), None)
+    if older is not None:
+        replaced.remove(older)
+    return older
+
+
+def _cell() -> str | None:
+    """Return the id of the cell that runs, as JupyterLab, VS Code and Colab send it with the code, or None."""
+    shell = shell_of_notebook()
+    sent = shell.get_parent().get("metadata", {}) if shell else {}
+    cell: str | None = sent.get("cellId") or sent.get("colab", {}).get("cell_id")
+    return cell
+
+
+@cache
+def _listen() -> None:
+    shell_of_notebook().events.register("pre_run_cell", _begin)
+
+
+def _begin(_: object) -> None:
+    """Stop what the last run of this cell has shown."""
+    cell = _cell() or ""
+    if stops := _stops.pop(cell, []):
+        _replaced[cell] = [getattr(stop, "__self__", None) for stop in stops]
+    for stop in stops:
+        with contextlib.suppress(Exception):  # such as of a dashboard whose run was deleted
+            stop()
