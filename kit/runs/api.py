@@ -17,7 +17,7 @@ from kit.format.layout import LATEST
 from kit.machine import host
 from kit.runs import control, directory, notify, opponents, provenance, status, tracking
 from kit.runs.finding import is_branch, local_runs, locate, locate_unfinished
-from kit.runs.run import Run, opened
+from kit.runs.run import Run, load_policy, opened
 from kit.runs.warm_start import first_checkpoint, warm_start
 from kit.trust import permit
 
@@ -89,9 +89,10 @@ def resume(
     from kit.stores.redact import HIDDEN
 
     if path_or_url is None:
-        run, new_location = locate_unfinished(runs_dir, changes.get("store"), max_gb)
+        run, new_location = locate_unfinished(runs_dir, changes.get("store"), max_gb, trust)
     else:
-        run, new_location = locate(path_or_url, runs_dir, max_gb)
+        stays = changes.get("store", path_or_url) == path_or_url  # else it is resumed as a copy of its own
+        run, new_location = locate(path_or_url, runs_dir, max_gb, trust, to_resume=stays)
     changes = {**new_location, **changes}
     opened(run, trust)
     saved = run.latest() if run.config.teacher is not None else None
@@ -230,14 +231,18 @@ def create(
     env = envs.describe(config.env, config.env_options)
     if ":" in config.env and env.batched:
         check.check_one_step(config.env, config.env_options)
+    if ":" in config.algo or ":" in config.encoder:
+        load_policy(config, None)  # raises what the user's own class raises
     teacher.check(config, env, trust)
     demonstrations.check(config, env)
-    if config.store:
-        from kit.stores import open_store
-
-        open_store(config.store, write=True)  # raises now, not after an hour, if the store cannot be written
     if requested["run_name"] is None:  # two runs may start in one second
         config = directory.with_free_name(config)
+    if config.store:
+        from kit.stores import check_new, open_store
+
+        store = open_store(config.store, write=True)  # raises now, not after an hour, if the store cannot be written
+        with contextlib.suppress(OSError):  # a folder that cannot be read: `directory.create` says so
+            check_new(store, directory.free(config))
     path = directory.create(config)
     try:
         status.Status.create(path, config.total_steps, plan=planned.sentence)

@@ -71,7 +71,7 @@ def record(
     output = _free(output)
     _minari()
     scripted, _, script = str(source).partition(":")
-    run, named = (None, None) if scripted == SCRIPTED else locate_step(source, runs_dir)
+    run, named = (None, None) if scripted == SCRIPTED else locate_step(source, runs_dir, trust)
     asked = RunConfig(env=env, env_options=env_options or {})
     config = (asked if run is None else opened(run, trust).config).replace(device="cpu")
     per_env = -(-episodes // MAX_ENVS)  # the same number in each, because short episodes would end first

@@ -134,7 +134,7 @@ def check(config: RunConfig, env: Spaces, trust: bool) -> None:
     """Raise `UserError` if the teacher of `config` does not fit `env`. Makes no envs."""
     if config.teacher is None or config.teacher.partition(":")[0] == SCRIPTED:
         return
-    run = opened(locate_step(config.teacher, config.runs_dir)[0], trust)
+    run = opened(locate_step(config.teacher, config.runs_dir, trust)[0], trust)
     check_spaces(config, run.config, env)
 
 

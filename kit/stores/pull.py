@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from kit.config import RunConfig
 from kit.errors import UserError
 from kit.format.checkpoint import Checkpoint, committed
 from kit.format.layout import FILMS, LATEST, MAX_VIDEO_BYTES, PASSED_OVER, TEXTS, folders_in
@@ -60,27 +61,55 @@ def holds(store: Store, run_name: str) -> bool:
         return bool(folders_in(path.removeprefix(f"{run_name}/") for path in store.list(run_name)))
 
 
+def check_new(store: Store, run_dir: Path) -> None:
+    """Raise `UserError` if the store has a run of this name already, or another machine is starting one."""
+    name, url = run_dir.name, store.url.rstrip("/")
+    if holds(store, name):
+        remedy = f"`kit resume {url}/{name}` continues it, or choose another run_name"
+        raise Unusable(store.url, f"holds a run {name!r} already; {remedy}.")
+    with readable(store):
+        lease.check_free(store, name, run_dir)
+
+
 def pull(
-    store: Store, run_name: str | None, dest: Path, notify: Notify = print, max_bytes: int = MAX_TOTAL_BYTES
+    store: Store,
+    run_name: str | None,
+    dest: Path,
+    notify: Notify = print,
+    max_bytes: int = MAX_TOTAL_BYTES,
+    check: Callable[[RunConfig], object] = lambda config: None,
+    to_resume: bool = False,
 ) -> Path:
     """Fetch a run into the folder `dest`; return its run directory. Raises `UserError`.
 
     Without `run_name`: the latest unfinished run that no search has pruned, or else the latest. A checkpoint that is
     damaged, incomplete or larger than `max_bytes` is reported through `notify`, and an older one is used. If `dest` has
-    the run already, only newer files are fetched.
+    the run already, only newer files are fetched. Before checkpoints are fetched, `check` may refuse the run's config,
+    and `to_resume` refuses a run that another machine is training.
     """
     with readable(store):
         files = store.list()
         prefix, name = _choose(store, run_name, files)
         run_files = {path[len(prefix) :]: size for path, size in files.items() if path.startswith(prefix)}
-        return _Pull(store, prefix, run_files, notify, max_bytes)(name, Path(dest))
+        if to_resume:
+            lease.check_free(store, prefix.rstrip("/"), Path(dest).expanduser() / name)
+        return _Pull(store, prefix, run_files, notify, max_bytes, check)(name, Path(dest))
 
 
 class _Pull:
     """Fetches one run. `prefix`: "<run_name>/", or "" if the store holds one run at its top; `files`: path -> size."""
 
-    def __init__(self, store: Store, prefix: str, files: dict[str, int], notify: Notify, max_bytes: int) -> None:
+    def __init__(
+        self,
+        store: Store,
+        prefix: str,
+        files: dict[str, int],
+        notify: Notify,
+        max_bytes: int,
+        check: Callable[[RunConfig], object],
+    ) -> None:
         self.store, self.prefix, self.files, self.notify, self.max_bytes = store, prefix, files, notify, max_bytes
+        self.check = check
         self.fetched: dict[str, str] = {}  # path in the run -> SHA-256
         self.passed_over: list[int] = []  # steps of damaged checkpoints
 
@@ -100,6 +129,8 @@ class _Pull:
                 raise UserError(f"runs_dir={str(dest)!r} {reason}") from None
             for text in TEXTS.keys() & self.files.keys():
                 self.store.get(self.prefix + text, building / text, TEXTS[text])
+            shown = f"{self.prefix}config.yaml in {self.store.url}"
+            self.check(RunConfig.load(building / "config.yaml", of_run=True, shown=shown))
             checkpoint = self._fetch_checkpoint(building, newest)
             best = self._fetch_best(building)
             if self.passed_over:  # tells the copier that newer checkpoints in the store are damaged
