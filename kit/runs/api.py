@@ -91,7 +91,7 @@ def resume(
     if path_or_url is None:
         run, new_location = locate_unfinished(runs_dir, changes.get("store"), max_gb, trust)
     else:
-        stays = changes.get("store", path_or_url) == path_or_url  # else it is resumed as a copy of its own
+        stays = str(path_or_url).startswith(str(changes.get("store", "")))  # else it goes on as a copy of its own
         run, new_location = locate(path_or_url, runs_dir, max_gb, trust, to_resume=stays)
     changes = {**new_location, **changes}
     opened(run, trust)
@@ -206,6 +206,7 @@ def create(
     `UserError`, and then leaves no file.
     """
     from kit import envs
+    from kit.stores import absolute, check_new, open_store
 
     if config is not None and not isinstance(config, RunConfig):
         raise UserError(f"config={config!r} is not a RunConfig; name fields instead, such as kit.train(env='Reach').")
@@ -214,6 +215,8 @@ def create(
     if start_from is not None:
         warm = warm_start(start_from, trust, config.runs_dir, config.algo)
         config, asked = warm.make_config(user_config, changes), warm.requested(user_config, changes)
+    if config.store:
+        config, asked = (each.replace(store=absolute(config.store)) for each in (config, asked))
     permit(config, trust)
     envs.find(config.env)
 
@@ -238,8 +241,6 @@ def create(
     if requested["run_name"] is None:  # two runs may start in one second
         config = directory.with_free_name(config)
     if config.store:
-        from kit.stores import check_new, open_store
-
         store = open_store(config.store, write=True)  # raises now, not after an hour, if the store cannot be written
         with contextlib.suppress(OSError):  # a folder that cannot be read: `directory.create` says so
             check_new(store, directory.free(config))
@@ -278,6 +279,7 @@ def _background(run: Run) -> Run:
 
 def _change(run: Run, changes: dict[str, Any]) -> None:
     """Write `changes` into config.yaml. Raises `UserError` for a field that may not change on resume."""
+    from kit.stores import absolute
     from kit.stores.redact import restores
 
     for name, value in changes.items():
@@ -287,6 +289,8 @@ def _change(run: Run, changes: dict[str, Any]) -> None:
         if name not in MAY_CHANGE_ON_RESUME and value != current:
             allowed = f"only {', '.join(MAY_CHANGE_ON_RESUME)} may change"
             raise UserError(f"{name}={value!r} differs from the run's {current!r}; on resume {allowed}.")
+    if changes.get("store"):
+        changes = {**changes, "store": absolute(changes["store"])}
     config = run.config.replace(**changes)
     step = run.status()["step"]
     if config.total_steps < min(step, run.config.total_steps):
