@@ -307,5 +307,8 @@ def _change(run: Run, changes: dict[str, Any]) -> None:
 
         config = config.replace(device=resolve(config).device)
     with directory.lock(run.path):
-        write_atomic(run.path / "config.yaml", config.to_yaml())
+        try:
+            write_atomic(run.path / "config.yaml", config.to_yaml())
+        except OSError as error:
+            raise directory.refused(run.path, error) from None
     run.__dict__.pop("config", None)  # a cached property: read it again

@@ -321,12 +321,14 @@ class Session:
         self._on_progress(self.status.values)
 
     def _write_final_status(self) -> None:
-        """Write status.json, retrying for a while if the disk is full."""
+        """Write status.json, retrying for a while if the disk is full; then overwrite it."""
         self.status.write()
         end = time.monotonic() + FINAL_STATUS_S
         while not self.status.written and time.monotonic() < end:
             time.sleep(POLL_S)
             self.status.write()
+        if not self.status.written:
+            self.status.write(in_place=True)
 
     def _compiling(self, sentence: str) -> None:
         """Show `sentence` as the phase. Called once a second while kernels compile, and with "" when they are done."""
