@@ -95,11 +95,10 @@ def resume(
         run, new_location = locate(path_or_url, runs_dir, max_gb, trust, to_resume=stays)
     changes = {**new_location, **changes}
     opened(run, trust)
-    saved = run.latest() if run.config.teacher is not None else None
-    if saved is not None and "config" in (state := saved.numbers().get("teacher", {})):  # not of a script
+    if run.config.teacher is not None:
         from kit.runs import teacher
 
-        permit(teacher.saved_config(state, run.config.runs_dir), trust)
+        teacher.check_trust(run, changes.get("runs_dir", run.config.runs_dir), trust)
     if directory.is_locked(run.path):
         raise UserError(f"{run.path} is in use by a live process; stop it first, or watch it with `kit runs`.")
     if changes:

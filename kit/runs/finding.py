@@ -21,7 +21,7 @@ class StoredRuns(list[dict[str, Any]]):
     """Summaries of the runs in a store, the most recently updated first."""
 
     def to_dicts(self) -> list[dict[str, Any]]:
-        """Return the summaries; keys as in `RunList.to_dicts`, and "phase"."""
+        """Return the summaries; keys as in `RunList.to_dicts`, "phase", and "task" ("" for runs of kit 0.2)."""
         return list(self)
 
     def frame(self) -> pd.DataFrame:

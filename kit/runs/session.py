@@ -78,7 +78,9 @@ class Session:
         Raises `UserError` if the run is in use.
         """
         with directory.lock(self.run.path, self._lock):
-            self.status = Status(self.run.path, total_steps=self.run.config.total_steps)  # the handlers need it
+            config = self.run.config
+            task = f"{config.env}, {config.algo}"
+            self.status = Status(self.run.path, total_steps=config.total_steps, task=task)  # the handlers need it
             with handlers(self._on_signal, self._on_hangup) as self._installed:
                 return self._train_and_report()
 

@@ -33,6 +33,7 @@ EMPTY: dict[str, Any] = {
     "checkpoint": None,  # {"step", "time"} of the last checkpoint verified on this machine
     "store": None,  # {"url", "step", "time", "state", "error"}: the last checkpoint verified in the store
     "message": "",
+    "task": "",  # env and algo, such as "Reach, PPO"; a store's list shows it
     "plan": "",  # the settings that preset "auto" chose when the run was created
     "process": None,  # {"pid", "host"}
     "started": None,  # unix seconds, of this session

@@ -22,7 +22,9 @@ from kit.format.leftovers import temporary
 from kit.format.manifest import MAX_JSON_BYTES, MAX_TOTAL_BYTES, Refused, check_tensors, parse_json, safe_name
 from kit.stores import lease
 from kit.stores.base import MissingFile, Store, StoreError, Unusable
+from kit.stores.loop import STATE
 from kit.stores.redact import one_line
+from kit.stores.urls import absolute
 
 MAX_RUNS = 1000
 MAX_VIDEOS = 20
@@ -44,7 +46,7 @@ def readable(store: Store) -> Iterator[None]:
 
 
 def list_runs(store: Store, clock: Callable[[], float] = time.time) -> list[dict[str, Any]]:
-    """List the runs in a store, the latest first: name, state, phase, step, total_steps, success_rate, updated.
+    """List the runs in a store, the latest first: name, task, state, phase, step, total_steps, success_rate, updated.
 
     A run in a working state whose lease has expired is reported as interrupted. The step of a run that is not at work
     is that of its newest checkpoint, from which a resume goes on. Raises `UserError`.
@@ -144,7 +146,15 @@ class _Pull:
                     if (building / path).exists() and not (run_dir / path).is_dir():
                         (run_dir / path).parent.mkdir(exist_ok=True)
                         (building / path).replace(run_dir / path)
+            if checkpoint:
+                self._note_copy(run_dir, checkpoint.step)
         return run_dir
+
+    def _note_copy(self, run_dir: Path, step: int) -> None:
+        """Write into .sync.json that the store holds `step`, until a copier of this machine writes it."""
+        url = self.store.url if self.prefix else self.store.url.rstrip("/").removesuffix(f"/{run_dir.name}")
+        state = {"url": absolute(url), "step": step, "time": time.time(), "state": "ok", "error": None}
+        (run_dir / STATE).write_text(json.dumps(state))
 
     def _check_same_run(self, run_dir: Path) -> None:
         """Raise `UserError` if the run in the store is another than the one at `run_dir`."""
@@ -170,7 +180,9 @@ class _Pull:
                 if folder is not folders[-1] or newer_than >= 0:
                     self.notify(f"{folder} in {self.store.url} is damaged ({error}); an older one is used.")
         if refusal is not None and newer_than < 0:
-            raise Unusable(self.store.url, f"holds no checkpoint that can be used: {refusal}")
+            remedy = "resume the run where it was trained, or train a new one"
+            reason = str(refusal).rstrip(".")
+            raise Unusable(self.store.url, f"holds no checkpoint that can be used ({reason}); {remedy}.")
         return None
 
     def _fetch_folder(self, folder: str, building: Path) -> Checkpoint:
@@ -277,6 +289,7 @@ def _describe(store: Store, name: str, files: dict[str, int], now: float) -> dic
     return {
         "name": name or _own_name(store),
         "state": state,
+        "task": task if isinstance(task := status.get("task"), str) else "",
         "phase": phase if isinstance(phase := status.get("phase"), str) else "",
         "step": int(trained if state in AT_WORK else max(saved, default=trained)),
         "total_steps": int(_number(status.get("total_steps")) or 0),

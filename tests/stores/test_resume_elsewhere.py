@@ -40,12 +40,14 @@ def test_a_run_resumed_from_the_store_equals_an_uninterrupted_run(tmp_path, stor
         return found is not None and found.expires <= time.time()
 
     waiter(is_released, 30, "the copier lets go of the run")
-    assert list_runs(store_url).to_dicts()[0]["name"] == "run"
+    (listed,) = list_runs(store_url).to_dicts()
+    assert (listed["name"], listed["task"]) == ("run", f"{SLIDE}, {algo}")
     shutil.rmtree(run.path)
 
     # as `kit resume --store URL` on an empty machine does
     there, moved = locate_unfinished(str(tmp_path / "there"), store_url)
     assert there.latest().step == last.step and moved["store"] == store_url
+    assert there.copies() == f"step {last.step:,} verified in {store_url}"
     assert complete(there) == 0, there.log()
     assert fingerprint(there) == fingerprint(uncut)
     assert there.status()["store"]["step"] == there.latest().step, "the last checkpoint must be copied"
