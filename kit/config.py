@@ -171,13 +171,13 @@ class RunConfig:
         return cls(**values)
 
     @classmethod
-    def load(cls, path: str | Path, of_run: bool = False) -> RunConfig:
-        """Load a YAML file. `of_run`: the file is a run's config.yaml, which kit wrote.
+    def load(cls, path: str | Path, of_run: bool = False, shown: str = "") -> RunConfig:
+        """Load a YAML file. `of_run`: the file is a run's config.yaml, which kit wrote. `shown`: its name in messages.
 
         The config records that its module names came from this file; `kit.trust` asks before importing the modules.
         """
-        config = cls._from_yaml(read_yaml(path, exponents=not of_run), path)
-        return config.replace(**mark_source(config.to_dict(), path, of_run))
+        config = cls._from_yaml(read_yaml(path, exponents=not of_run), shown or path)
+        return config.replace(**mark_source(config.to_dict(), path, of_run, shown))
 
     @classmethod
     def from_yaml(cls, text: str) -> RunConfig:

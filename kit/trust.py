@@ -44,12 +44,13 @@ class Config(Protocol):
 
 
 class FromFile(str):
-    """A module name read from the file `source`. `of_run`: the file is a run's own config.
+    """A module name read from the file `source`, which messages call `shown`. `of_run`: it is a run's own config.
 
     Pickling drops the mark, because the sending process has already checked the name.
     """
 
     source: Path
+    shown: str
     of_run: bool
 
     def __reduce__(self) -> tuple[type[str], tuple[str]]:
@@ -59,8 +60,13 @@ class FromFile(str):
         return self
 
 
-def mark_source(fields: Mapping[str, Any], source: str | Path, of_run: bool = False) -> dict[str, Any]:
-    """Return a copy of RunConfig `fields` with module names marked (`FromFile`) as read from the file `source`."""
+def mark_source(
+    fields: Mapping[str, Any], source: str | Path, of_run: bool = False, shown: str = ""
+) -> dict[str, Any]:
+    """Return a copy of RunConfig `fields` with module names marked (`FromFile`) as read from the file `source`.
+
+    `shown`: what messages call the file; default: its path.
+    """
     import yaml
 
     yaml.SafeDumper.add_representer(FromFile, yaml.SafeDumper.represent_str)
@@ -69,6 +75,7 @@ def mark_source(fields: Mapping[str, Any], source: str | Path, of_run: bool = Fa
         if isinstance(marked.get(field), str) and not isinstance(marked[field], FromFile):
             marked[field] = name = FromFile(marked[field])
             name.source = Path(source).absolute()
+            name.shown = shown or str(name.source)
             name.of_run = of_run or name.source.with_name("checkpoints").is_dir()
     return marked
 
@@ -104,12 +111,12 @@ def check(name: str, module: str) -> None:
         needs_trust = name.of_run or _downloaded_with(file, name.source.parent)
         if needs_trust and file is None:
             raise UserError(
-                f"{name.source} names the module {module!r} ({str(name)!r}), and there is no such module on the path "
+                f"{name.shown} names the module {module!r} ({str(name)!r}), and there is no such module on the path "
                 f"or in {Path.cwd()}; put its file there."
             )
         if needs_trust and f"{module}\t{file}" not in _remembered():
             raise UserError(
-                f"{name.source} names the module {module!r} ({str(name)!r}), and importing it runs its code; "
+                f"{name.shown} names the module {module!r} ({str(name)!r}), and importing it runs its code; "
                 "if you trust it, pass trust=True (--trust), or import it first."
             )
     _trusted.add(module)

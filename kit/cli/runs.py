@@ -53,7 +53,7 @@ def _runs(options: argparse.Namespace) -> int:
         runs = family(runs)
     rows = runs.to_dicts()
     for run, row in zip(runs, rows, strict=True):
-        name, rate, size = row["name"], "", ""
+        name, rate, size = row["name"], "", f"  {row['task']}" if row.get("task") else ""
         if row["success_rate"] is not None:
             rate = f"  success {row['success_rate']:.0%}"
         if isinstance(run, kit.Run):

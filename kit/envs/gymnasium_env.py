@@ -18,7 +18,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
 
 from kit.envs.contract import BatchEnv, Step
 from kit.envs.groups import check
-from kit.envs.obs import Groups, Obs, entries, prefixed, tree_map, with_prefix
+from kit.envs.obs import Groups, Obs, entries, leaves, prefixed, tree_map, with_prefix
 from kit.envs.outputs import check_gymnasium, check_spaces
 from kit.envs.task import NO_GOAL_REWARD
 from kit.errors import UserError
@@ -205,7 +205,7 @@ def check_own(env: type[gymnasium.Env], options: Mapping[str, Any]) -> None:
 def _maker(env: EnvSpec | type[gymnasium.Env], name: str, options: dict[str, Any]) -> Callable[[], gymnasium.Env]:
     def make() -> gymnasium.Env:
         made = _new(env, name, options)
-        return _Snapshots(_flattened(made if isinstance(env, EnvSpec) else OrderEnforcing(made)))
+        return _Snapshots(_flattened(made if isinstance(env, EnvSpec) else OrderEnforcing(made), name))
 
     return make
 
@@ -228,9 +228,16 @@ def _made(env: EnvSpec, options: dict[str, Any]) -> gymnasium.Env:
         return gymnasium.make(env, **options)
 
 
-def _flattened(env: gymnasium.Env) -> gymnasium.Env:
-    """Wrap `env` so that its observation space is one that SB3 supports, or a flat Dict of such spaces."""
+def _flattened(env: gymnasium.Env, name: str) -> gymnasium.Env:
+    """Wrap `env` so that its observation space is one that SB3 supports, or a flat Dict of such spaces.
+
+    Raises `UserError`, which calls the env `name`, for a space without a fixed size, such as a Sequence.
+    """
     space = env.observation_space
+    for what, inner in leaves("observation_space", space):
+        if not inner.is_np_flattenable:
+            remedy = "make it a Box, Discrete, MultiDiscrete or MultiBinary, or a Dict or Tuple of these"
+            raise UserError(f"env={name!r}: {what} is {inner}, which has no fixed size; {remedy}.")
     if isinstance(space, _KNOWN):
         return env
     if isinstance(space, spaces.Dict):

@@ -10,7 +10,10 @@ import torch
 
 from kit.envs.contract import BatchEnv, Info
 from kit.envs.obs import Obs, select
+from kit.errors import UserError
 
+LONGEST_EPISODE = 108_000
+"""`ending` raises an error if no episode ends within this many steps. The longest Atari episode has 108,000 frames."""
 HiddenState = tuple[torch.Tensor, ...]
 """Hidden state of a recurrent policy: tensors (n, ...); empty for other policies."""
 
@@ -79,6 +82,22 @@ def play(env: BatchEnv, player: Player, obs: Obs, episodes: float = math.inf) ->
         )
         obs, hidden_state, episode_starts = next_obs, after, done
         finished += ended
+
+
+def ending(steps: Iterator[Transition], name: str, episode_steps: int) -> Iterator[Transition]:
+    """Yield `steps` of the env `name`; raise `UserError` if no episode ends within `LONGEST_EPISODE` steps.
+
+    `episode_steps`: the env's own time limit, if that is longer.
+    """
+    limit, since_end = max(LONGEST_EPISODE, episode_steps), 0
+    for step in steps:
+        since_end = 0 if bool(step.ended.any()) else since_end + 1
+        if since_end > limit:
+            raise UserError(
+                f"no episode of env={name!r} ended within {limit:,} steps; give it a time limit, such as "
+                "max_episode_steps in gymnasium.register."
+            )
+        yield step
 
 
 def restart(player: Player, hidden_state: HiddenState, episode_starts: torch.Tensor) -> HiddenState:

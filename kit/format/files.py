@@ -35,6 +35,13 @@ def write_atomic(path: Path, content: str | bytes, durable: bool = True) -> None
         sync_folder(path.parent)
 
 
+def overwrite(path: Path, text: str) -> None:
+    """Write `text` into the existing file `path`: not atomic, but a small file needs no space on a full disk."""
+    with path.open("r+") as file:
+        file.write(text)
+        file.truncate()
+
+
 def sync_folder(folder: Path) -> None:
     """fsync a folder, so that a rename in it survives a power failure. Does nothing on mounts without fsync."""
     handle = os.open(folder, os.O_RDONLY)

@@ -17,7 +17,7 @@ from kit.format.layout import LATEST
 from kit.machine import host
 from kit.runs import control, directory, notify, opponents, provenance, status, tracking
 from kit.runs.finding import is_branch, local_runs, locate, locate_unfinished
-from kit.runs.run import Run, opened
+from kit.runs.run import Run, load_policy, opened
 from kit.runs.warm_start import first_checkpoint, warm_start
 from kit.trust import permit
 
@@ -89,16 +89,16 @@ def resume(
     from kit.stores.redact import HIDDEN
 
     if path_or_url is None:
-        run, new_location = locate_unfinished(runs_dir, changes.get("store"), max_gb)
+        run, new_location = locate_unfinished(runs_dir, changes.get("store"), max_gb, trust)
     else:
-        run, new_location = locate(path_or_url, runs_dir, max_gb)
+        stays = str(path_or_url).startswith(str(changes.get("store", "")))  # else it goes on as a copy of its own
+        run, new_location = locate(path_or_url, runs_dir, max_gb, trust, to_resume=stays)
     changes = {**new_location, **changes}
     opened(run, trust)
-    saved = run.latest() if run.config.teacher is not None else None
-    if saved is not None and "config" in (state := saved.numbers().get("teacher", {})):  # not of a script
+    if run.config.teacher is not None:
         from kit.runs import teacher
 
-        permit(teacher.saved_config(state, run.config.runs_dir), trust)
+        teacher.check_trust(run, changes.get("runs_dir", run.config.runs_dir), trust)
     if directory.is_locked(run.path):
         raise UserError(f"{run.path} is in use by a live process; stop it first, or watch it with `kit runs`.")
     if changes:
@@ -205,6 +205,7 @@ def create(
     `UserError`, and then leaves no file.
     """
     from kit import envs
+    from kit.stores import absolute, check_new, open_store
 
     if config is not None and not isinstance(config, RunConfig):
         raise UserError(f"config={config!r} is not a RunConfig; name fields instead, such as kit.train(env='Reach').")
@@ -213,6 +214,8 @@ def create(
     if start_from is not None:
         warm = warm_start(start_from, trust, config.runs_dir, config.algo)
         config, asked = warm.make_config(user_config, changes), warm.requested(user_config, changes)
+    if config.store:
+        config, asked = (each.replace(store=absolute(config.store)) for each in (config, asked))
     permit(config, trust)
     envs.find(config.env)
 
@@ -230,14 +233,16 @@ def create(
     env = envs.describe(config.env, config.env_options)
     if ":" in config.env and env.batched:
         check.check_one_step(config.env, config.env_options)
+    if ":" in config.algo or ":" in config.encoder:
+        load_policy(config, None)  # raises what the user's own class raises
     teacher.check(config, env, trust)
     demonstrations.check(config, env)
-    if config.store:
-        from kit.stores import open_store
-
-        open_store(config.store, write=True)  # raises now, not after an hour, if the store cannot be written
     if requested["run_name"] is None:  # two runs may start in one second
         config = directory.with_free_name(config)
+    if config.store:
+        store = open_store(config.store, write=True)  # raises now, not after an hour, if the store cannot be written
+        with contextlib.suppress(OSError):  # a folder that cannot be read: `directory.create` says so
+            check_new(store, directory.free(config))
     path = directory.create(config)
     try:
         status.Status.create(path, config.total_steps, plan=planned.sentence)
@@ -273,6 +278,7 @@ def _background(run: Run) -> Run:
 
 def _change(run: Run, changes: dict[str, Any]) -> None:
     """Write `changes` into config.yaml. Raises `UserError` for a field that may not change on resume."""
+    from kit.stores import absolute
     from kit.stores.redact import restores
 
     for name, value in changes.items():
@@ -282,6 +288,8 @@ def _change(run: Run, changes: dict[str, Any]) -> None:
         if name not in MAY_CHANGE_ON_RESUME and value != current:
             allowed = f"only {', '.join(MAY_CHANGE_ON_RESUME)} may change"
             raise UserError(f"{name}={value!r} differs from the run's {current!r}; on resume {allowed}.")
+    if changes.get("store"):
+        changes = {**changes, "store": absolute(changes["store"])}
     config = run.config.replace(**changes)
     step = run.status()["step"]
     if config.total_steps < min(step, run.config.total_steps):
@@ -298,5 +306,8 @@ def _change(run: Run, changes: dict[str, Any]) -> None:
 
         config = config.replace(device=resolve(config).device)
     with directory.lock(run.path):
-        write_atomic(run.path / "config.yaml", config.to_yaml())
+        try:
+            write_atomic(run.path / "config.yaml", config.to_yaml())
+        except OSError as error:
+            raise directory.refused(run.path, error) from None
     run.__dict__.pop("config", None)  # a cached property: read it again

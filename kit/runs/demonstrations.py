@@ -20,7 +20,7 @@ from gymnasium import Space, spaces
 
 from kit.config import SCRIPTED, RunConfig, folder_name
 from kit.envs.obs import CRITIC, POLICY, leaves, pick_space, tree_map
-from kit.envs.play import Player, Transition, play
+from kit.envs.play import Player, Transition, ending, play
 from kit.errors import UserError, check_whole
 from kit.format.manifest import MAX_FILE_BYTES
 from kit.machine.settings import one_thread
@@ -71,7 +71,7 @@ def record(
     output = _free(output)
     _minari()
     scripted, _, script = str(source).partition(":")
-    run, named = (None, None) if scripted == SCRIPTED else locate_step(source, runs_dir)
+    run, named = (None, None) if scripted == SCRIPTED else locate_step(source, runs_dir, trust)
     asked = RunConfig(env=env, env_options=env_options or {})
     config = (asked if run is None else opened(run, trust).config).replace(device="cpu")
     per_env = -(-episodes // MAX_ENVS)  # the same number in each, because short episodes would end first
@@ -81,7 +81,7 @@ def record(
         policy = None if run is None else run.policy(named if step is None else step)
         player: Player = Script(batch, script or None) if policy is None else policy.as_actor()
         with one_thread():
-            played = _episodes(batch, player, episodes, seed + RECORD_SEED, on_progress)
+            played = _episodes(batch, config.env, player, episodes, seed + RECORD_SEED, on_progress)
             return write(output, batch, config, str(source), played)
     finally:
         batch.close()
@@ -114,11 +114,12 @@ def _free(output: str | Path) -> Path:
 
 
 def _episodes(
-    env: BatchEnv, player: Player, episodes: int, seed: int, on_progress: Progress
+    env: BatchEnv, name: str, player: Player, episodes: int, seed: int, on_progress: Progress
 ) -> Iterator[EpisodeBuffer]:
     """Play `episodes` episodes, and yield each."""
     recorder, done = Recorder(env), 0
-    for step in play(env, player, env.reset(seed=seed), -(-episodes // env.num_envs)):
+    steps = play(env, player, env.reset(seed=seed), -(-episodes // env.num_envs))
+    for step in ending(steps, name, env.episode_steps):
         for episode in recorder.add(step)[: episodes - done]:
             yield episode
             done += 1

@@ -100,7 +100,8 @@ def find(path: str | Path) -> Path:
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}); copy the run to a readable folder.") from None
     if not exists:
-        raise UserError(f"{path} does not exist; if it was renamed, `kit runs` lists its new name.")
+        folder = f" {path.parent}" if path.name != str(path) and path.parent.is_dir() else ""
+        raise UserError(f"{path} does not exist; `kit runs{folder}` lists the runs there are.")
     if not has_config:
         raise UserError(f"{path} is not a run directory: it has no config.yaml; `kit runs {path}` lists those in it.")
     return path

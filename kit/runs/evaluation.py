@@ -34,8 +34,6 @@ EPISODES, EPISODES_NO_PHYSICS = 20, 100
 """Default number of episodes of an evaluation, for tasks with and without physics simulation.
 
 The environment variable KIT_EVAL_EPISODES sets another number."""
-LONGEST_EPISODE = 108_000
-"""An evaluation fails if no episode ends within this many steps. The longest Atari episode has 108,000 frames."""
 RATE = "_per_minute"
 """Metrics with the prefix "reward/" or the suffix RATE are summed over each episode; others are read at its last step.
 
@@ -68,21 +66,15 @@ class Evaluator:
         import torch
 
         from kit.envs.contract import TERM
-        from kit.envs.play import play
+        from kit.envs.play import ending, play
 
         ended_values: dict[str, list[torch.Tensor]] = {}  # of finished episodes
         sums: dict[str, torch.Tensor] = {}  # of running episodes
-        limit, since_end = max(LONGEST_EPISODE, self.env.episode_steps), 0
-        for step in play(self.env, actor, self.env.reset(seed=self.seed), self.episodes_per_env):
+        steps = play(self.env, actor, self.env.reset(seed=self.seed), self.episodes_per_env)
+        for step in ending(steps, self._name, self.env.episode_steps):
             if should_stop():
                 return None
             any_ended = bool(step.ended.any())
-            since_end = 0 if any_ended else since_end + 1
-            if since_end > limit:
-                raise UserError(
-                    f"no episode of env={self._name!r} ended within {limit:,} steps; give it a time limit, such as "
-                    "max_episode_steps in gymnasium.register."
-                )
             for name, value in step.info.items():
                 if name == "final_obs" or value.ndim != 1:
                     continue

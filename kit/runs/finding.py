@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kit.errors import UserError
 from kit.runs.run import Run
+from kit.trust import permit
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -19,7 +21,7 @@ class StoredRuns(list[dict[str, Any]]):
     """Summaries of the runs in a store, the most recently updated first."""
 
     def to_dicts(self) -> list[dict[str, Any]]:
-        """Return the summaries; keys as in `RunList.to_dicts`, and "phase"."""
+        """Return the summaries; keys as in `RunList.to_dicts`, "phase", and "task" ("" for runs of kit 0.2)."""
         return list(self)
 
     def frame(self) -> pd.DataFrame:
@@ -92,47 +94,55 @@ def family(runs: RunList) -> RunList:
     return RunList([*found, *(run for run in runs if run not in found)])  # a reused name: each other's parents
 
 
-def locate(path_or_url: str | Path, runs_dir: str, max_gb: float = 8.0) -> tuple[Run, dict[str, Any]]:
+def locate(
+    path_or_url: str | Path, runs_dir: str, max_gb: float = 8.0, trust: bool = False, to_resume: bool = False
+) -> tuple[Run, dict[str, Any]]:
     """Find a run; if it is in a store, fetch it. Return the run, and the config fields that the fetch changes.
 
-    These are {"runs_dir", "store"}, with their new values; {} for a run that is on this machine already.
+    These are {"runs_dir", "store"}, with their new values; {} for a run that is on this machine already. Nothing is
+    fetched of a run whose modules are not trusted, nor, `to_resume`, of one that another machine is training.
     """
     if is_url(path_or_url):
-        return _fetch(str(path_or_url), runs_dir, max_gb)
+        return _fetch(str(path_or_url), runs_dir, max_gb, trust, to_resume)
     path = Path(path_or_url).expanduser()
     inside = Path(runs_dir).expanduser() / path_or_url
     return Run(inside if not os.path.exists(path) and os.path.exists(inside) else path), {}  # noqa: PTH110 - never raises
 
 
-def locate_step(text: str | Path, runs_dir: str) -> tuple[Run, int | str | None]:
+def locate_step(text: str | Path, runs_dir: str, trust: bool = False) -> tuple[Run, int | str | None]:
     """Find the run of `text`, RUN or RUN@STEP, as `locate` does; return it and STEP: a number, best, latest or None.
 
     Folders of RUN may contain "@", too.
     """
     name, at, step = str(text).rpartition("@")
     if not at or "/" in step:
-        return locate(text, runs_dir)[0], None
-    return locate(name, runs_dir)[0], int(step) if step.isdecimal() else step
+        return locate(text, runs_dir, trust=trust)[0], None
+    return locate(name, runs_dir, trust=trust)[0], int(step) if step.isdecimal() else step
 
 
-def locate_unfinished(runs_dir: str, store: str | None = None, max_gb: float = 8.0) -> tuple[Run, dict[str, Any]]:
-    """Find the latest unfinished run in `runs_dir`, or else in `store`, as `locate` does. Skips pruned trials."""
+def locate_unfinished(
+    runs_dir: str, store: str | None = None, max_gb: float = 8.0, trust: bool = False
+) -> tuple[Run, dict[str, Any]]:
+    """Find the latest unfinished run in `runs_dir`, or else in `store`, as `locate` does to resume. Skips pruned
+    trials."""
     for run in local_runs(runs_dir):
         now = run.status()
         if now["state"] in ("interrupted", "failed") and now["phase"] != "pruned":
             return run, {}
     if store is None:
         raise UserError(f"runs_dir={runs_dir!r} holds no unfinished run; `kit train` starts one.")
-    return locate(store, runs_dir, max_gb)
+    return locate(store, runs_dir, max_gb, trust, to_resume=True)
 
 
-def _fetch(url: str, runs_dir: str, max_gb: float) -> tuple[Run, dict[str, Any]]:
+def _fetch(url: str, runs_dir: str, max_gb: float, trust: bool, to_resume: bool) -> tuple[Run, dict[str, Any]]:
     from kit.stores import open_store, pull
 
     if not 0 < max_gb < 2**20:
         raise UserError(f"max_gb={max_gb!r} must be a number of GiB above 0, such as 16.")
-    run = Run(pull(open_store(url), None, Path(runs_dir), max_bytes=int(max_gb * 2**30)))
-    if url.startswith("gdrive-link:"):  # a shared link is read-only, so it cannot be the run's store
+    is_link = url.startswith("gdrive-link:")  # a shared link is read-only, so it cannot be the run's store
+    limit, check, to_resume = int(max_gb * 2**30), partial(permit, trust=trust), to_resume and not is_link
+    run = Run(pull(open_store(url), None, Path(runs_dir), max_bytes=limit, check=check, to_resume=to_resume))
+    if is_link:
         return run, {"runs_dir": runs_dir, "store": None}
     return run, {"runs_dir": runs_dir, "store": url.rstrip("/").removesuffix(f"/{run.name}")}
 

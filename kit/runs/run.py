@@ -246,6 +246,8 @@ class Run:
             if not available:
                 remedy = "wait until it has trained for a minute" if self.is_working() else "train or resume it first"
                 raise UserError(f"{self.path} has no checkpoint yet; {remedy}.")
+            if step == "latest" and self.checkpoints():
+                raise UserError(f"{self.path} has only damaged checkpoints; name the step of a policy: {available}.")
             raise UserError(f"step={step!r} has no checkpoint in {self.path}; there is: {available}.")
         return saved
 

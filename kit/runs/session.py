@@ -78,7 +78,9 @@ class Session:
         Raises `UserError` if the run is in use.
         """
         with directory.lock(self.run.path, self._lock):
-            self.status = Status(self.run.path, total_steps=self.run.config.total_steps)  # the handlers need it
+            config = self.run.config
+            task = f"{config.env}, {config.algo}"
+            self.status = Status(self.run.path, total_steps=config.total_steps, task=task)  # the handlers need it
             with handlers(self._on_signal, self._on_hangup) as self._installed:
                 return self._train_and_report()
 
@@ -321,12 +323,14 @@ class Session:
         self._on_progress(self.status.values)
 
     def _write_final_status(self) -> None:
-        """Write status.json, retrying for a while if the disk is full."""
+        """Write status.json, retrying for a while if the disk is full; then overwrite it."""
         self.status.write()
         end = time.monotonic() + FINAL_STATUS_S
         while not self.status.written and time.monotonic() < end:
             time.sleep(POLL_S)
             self.status.write()
+        if not self.status.written:
+            self.status.write(in_place=True)
 
     def _compiling(self, sentence: str) -> None:
         """Show `sentence` as the phase. Called once a second while kernels compile, and with "" when they are done."""

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from kit.format.files import read_json, write_atomic
+from kit.format.files import overwrite, read_json, write_atomic
 from kit.runs.directory import is_locked
 
 WORKING = ("starting", "running", "paused", "stopping")
@@ -33,6 +33,7 @@ EMPTY: dict[str, Any] = {
     "checkpoint": None,  # {"step", "time"} of the last checkpoint verified on this machine
     "store": None,  # {"url", "step", "time", "state", "error"}: the last checkpoint verified in the store
     "message": "",
+    "task": "",  # env and algo, such as "Reach, PPO"; a store's list shows it
     "plan": "",  # the settings that preset "auto" chose when the run was created
     "process": None,  # {"pid", "host"}
     "started": None,  # unix seconds, of this session
@@ -81,14 +82,18 @@ class Status:
                 values = {"phase": values["state"], **values}
             self.values.update(values)
 
-    def write(self) -> None:
-        """Write the values to disk. Errors are ignored, because the next call follows a second later."""
+    def write(self, in_place: bool = False) -> None:
+        """Write the values to disk. Errors are ignored, because the next call follows a second later.
+
+        `in_place`: overwrite the file, which needs no space on a full disk, instead of replacing it.
+        """
         with self._lock:
             self.values["updated"] = time.time()
             self.values["store"] = read_json(self._path / ".sync.json") or self.values["store"]
             self.written = False
             with contextlib.suppress(OSError):
-                write_atomic(self._path / "status.json", json.dumps(self.values, indent=1), durable=False)
+                path, text = self._path / "status.json", json.dumps(self.values, indent=1)
+                overwrite(path, text) if in_place else write_atomic(path, text, durable=False)
                 self.written = True
 
 

@@ -19,8 +19,8 @@ from kit.envs.play import HiddenState, Player, restart
 from kit.errors import UserError
 from kit.runs.evaluation import Script
 from kit.runs.finding import locate_step
-from kit.runs.run import load_policy, opened
-from kit.trust import mark_source
+from kit.runs.run import Run, load_policy, opened
+from kit.trust import mark_source, permit
 
 if TYPE_CHECKING:
     from kit.envs.registry import Spaces
@@ -134,8 +134,22 @@ def check(config: RunConfig, env: Spaces, trust: bool) -> None:
     """Raise `UserError` if the teacher of `config` does not fit `env`. Makes no envs."""
     if config.teacher is None or config.teacher.partition(":")[0] == SCRIPTED:
         return
-    run = opened(locate_step(config.teacher, config.runs_dir)[0], trust)
+    run = opened(locate_step(config.teacher, config.runs_dir, trust)[0], trust)
     check_spaces(config, run.config, env)
+
+
+def check_trust(run: Run, runs_dir: str, trust: bool) -> None:
+    """Raise `UserError` unless the modules of the teacher of `run` may be imported.
+
+    The teacher's config is in the run's checkpoint or, before the first one, in the teacher's own run.
+    """
+    name, saved = str(run.config.teacher), run.latest()
+    if name.partition(":")[0] == SCRIPTED:
+        return
+    if saved is None:
+        opened(locate_step(name, runs_dir, trust)[0], trust)
+    elif "config" in (state := saved.numbers().get("teacher", {})):
+        permit(saved_config(state, runs_dir), trust)
 
 
 def check_spaces(config: RunConfig, teacher: RunConfig, env: Spaces | BatchEnv) -> None:

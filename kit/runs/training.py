@@ -142,7 +142,7 @@ class Training:
                 return candidate, self._load_state(candidate, state, replay)
         if saved:
             raise UserError(
-                f"{self.run.path} has {len(saved)} checkpoints and all are damaged (step {saved[0].step:,}: "
+                f"all checkpoints of {self.run.path} are damaged (step {saved[0].step:,}: "
                 f"{damages[saved[0].step]}); fetch the run from its store into another runs_dir, or train a new one."
             )
         self._prepare({})

@@ -40,7 +40,7 @@ def warm_start(start_from: str | Path, trust: bool, runs_dir: str, algo: str) ->
     """Read the policy `start_from`: MODEL.zip of `algo`, or RUN, RUN@STEP, RUN@best, RUN@latest. Raises `UserError`."""
     if str(start_from).endswith(".zip"):
         return _from_zip(Path(start_from).expanduser(), trust, algo)
-    run, step = locate_step(start_from, runs_dir)
+    run, step = locate_step(start_from, runs_dir, trust)
     return _from_run(opened(run, trust), step)
 
 

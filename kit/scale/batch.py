@@ -33,7 +33,7 @@ from kit.runs.run import Run, opened
 from kit.runs.warm_start import warm_start
 from kit.scale.background import Background, JobRow, job_rows
 from kit.scale.work import KEYS, Engine, Results, StoredWork, bar, run_all
-from kit.stores import lease, list_runs, open_store
+from kit.stores import absolute, lease, list_runs, open_store
 from kit.stores.redact import redact, restores
 from kit.trust import mark_source, permit
 
@@ -74,7 +74,7 @@ class Job(StoredWork):
         `env_options` back.
         """
         run, changes = Run(self.path), {}
-        existing, asked, wanted = (config.to_dict() for config in (run.config, run.requested, self.config))
+        existing, asked, wanted = (_values(config) for config in (run.config, run.requested, self.config))
         is_known = run.knows_request and self.start_from is None  # else the request has no defaults to compare
         names = wanted.keys() - {"run_name", "runs_dir", "threads"}
         for name in sorted(names, key=lambda name: name not in self.requested):  # errors name a requested field first
@@ -128,7 +128,10 @@ class Job(StoredWork):
         if self.exists:
             self.run = Run(self.path)
         stored = {} if self.exists or not self.config.store else runs_in_store(self.config.store)
-        return self.row() | {key: value for key, value in stored.get(self.path.name, {}).items() if key in KEYS}
+        row = self.row() | {key: value for key, value in stored.get(self.path.name, {}).items() if key in KEYS}
+        asked = self.config.total_steps if "total_steps" in self.requested else 0
+        goes_on = {"state": "interrupted", "total_steps": asked, "message": "`kit batch` trains it further"}
+        return row | (goes_on if row["state"] == "finished" and row["step"] < asked else {})
 
     def fetch(self) -> None:
         self.run = api.existing_run(self.config)
@@ -141,6 +144,11 @@ class Job(StoredWork):
         status = self.run.status()
         refused = {"state": "failed", "message": self.error} if self.error and not self.is_working() else {}
         return {key: status.get(key) for key in KEYS} | total | refused
+
+
+def _values(config: RunConfig) -> dict[str, Any]:
+    """Return the fields of `config`, to compare them with those of another: a store's folder is absolute."""
+    return config.to_dict() | {"store": config.store and absolute(config.store)}
 
 
 @lru_cache
@@ -221,13 +229,15 @@ def _planned(
     return planned, resolved, engine
 
 
-def with_shared_runs_dir(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return `fields` for a run that may train on another machine: without a store, `runs_dir` becomes absolute.
+def with_shared_folder(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return `fields` for a run that may train on another machine: the folder that all share becomes absolute.
 
-    Without a store, all machines must share the folder `runs_dir`. With a store, each machine has its own.
+    It is the store or, without one, `runs_dir`. With a store, each machine has a `runs_dir` of its own.
     """
-    runs_dir = fields.get("runs_dir", "runs")
-    if fields.get("store") or not isinstance(runs_dir, str):  # RunConfig refuses what is no text
+    store, runs_dir = fields.get("store"), fields.get("runs_dir", "runs")
+    if store and isinstance(store, str):
+        return {**fields, "store": absolute(store)}
+    if store or not isinstance(runs_dir, str):  # RunConfig refuses what is no text
         return fields
     return {**fields, "runs_dir": str(Path(runs_dir).expanduser().absolute())}
 
@@ -316,7 +326,7 @@ def plan_jobs(
                 raise UserError(f"{both} are the same run ({requested}); change a seed or remove one.")
             given.append(dict(requested))
             start_from = requested.pop("start_from", None)
-            requested = with_shared_runs_dir(requested) if elsewhere else requested
+            requested = with_shared_folder(requested) if elsewhere else requested
             config = RunConfig.from_dict(requested)
             if start_from is not None:
                 config = warm_start(start_from, trust, config.runs_dir, config.algo).make_config(None, requested)

@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import kit
+from kit import trust
 from kit.config import SCRIPTED, RunConfig, dump_yaml, folder_name, read_yaml
 from kit.errors import UserError
 from kit.machine import limits
@@ -78,14 +79,24 @@ def task(
     if volume and "volumes" not in supported:
         raise UserError(f"volume={volume!r} works only on runpod; use --cloud runpod, or a store instead of a volume.")
     kind, content = files.kind(path), read_yaml(path)
-    write_notebook = ""
+    write_files = ""
     if kind == "notebook":
         jobs = [(job.name, job.store, 1) for job in notebooks.plan_jobs(Path(path))[0]]
         notebook = Path(content["notebook"])
         content["notebook"] = notebook.name
-        write_notebook = f"cat > {shlex.quote(notebook.name)} <<'END'\n{notebook.read_text().rstrip()}\nEND\n"
+        write_files = _writes(notebook.name, notebook.read_text())
     else:
-        jobs = [(run.run_name or Path(path).stem, run.store, run.processes) for run in configs_of(path)]
+        configs = configs_of(path)
+        jobs = [(run.run_name or Path(path).stem, run.store, run.processes) for run in configs]
+        space = content["sweep"]["space"] if kind == "sweep" else {}
+        configs += [configs[0].replace(**{name: choice}) for name in trust.NAMES for choice in space.get(name, [])]
+        for module, file in sorted({item for config in configs for item in trust.named_files(config).items()}):
+            if file.name != f"{module}.py":
+                raise UserError(
+                    f"{path} names the module {module!r}, whose folder does not travel to the rented machine ({file}); "
+                    f"put what it needs into one file beside {path}, and name that."
+                )
+            write_files += _writes(file.name, file.read_text())
         entries = content if isinstance(content, list) else [content, *content.get("jobs", [])]
         for key, source in ((key, entry.get(key)) for entry in entries for key in ("start_from", "teacher", "dataset")):
             scripted = str(source).partition(":")[0] == SCRIPTED
@@ -111,8 +122,16 @@ def task(
         **({"volumes": {"/volume": volume}} if volume else {}),
         **({"secrets": dict.fromkeys(sorted(secrets))} if secrets else {}),
         "setup": f'pip install -q "kit[{EXTRAS[kind]}] @ {kit.HOME}/archive/main.zip"\n',  # needs no git
-        "run": f"{write_notebook}cat > {name} <<'END'\n{dump_yaml(content)}END\n{_command(name, hours)}\n",
+        "run": f"{write_files}{_writes(name, dump_yaml(content))}{_command(name, hours)}\n",
     }
+
+
+def _writes(name: str, text: str) -> str:
+    """Return the shell command that writes the file `name`."""
+    end = "END"
+    while end in text:
+        end += "_"
+    return f"cat > {shlex.quote(name)} <<'{end}'\n{text.rstrip()}\n{end}\n"
 
 
 def _is_remote(place: str, volume: str | None) -> bool:

@@ -33,7 +33,7 @@ from kit.format.manifest import parse_json
 from kit.machine import settings
 from kit.runs import directory
 from kit.runs.run import Run
-from kit.scale.batch import check_stores, run_batch, with_shared_runs_dir
+from kit.scale.batch import check_stores, run_batch, with_shared_folder
 from kit.scale.work import KEYS, Engine, Results
 from kit.stores import lease, open_store
 
@@ -193,7 +193,7 @@ def plan_jobs(path: Path, **resources: Any) -> tuple[list[NotebookJob], Engine]:
         if not isinstance(content.get(name, ""), str | None):
             raise UserError(f"{path}: {name}={content[name]!r} is not a text; write a path or a store's URL.")
     content["runs_dir"] = content.get("runs_dir") or "runs"
-    content = with_shared_runs_dir(content) if engine.on else content
+    content = with_shared_folder(content) if engine.on else content
     for name in content.keys() - set(SETTINGS):
         raise UserError(f"{path}: {name}={content[name]!r} is unknown; valid are {', '.join(SETTINGS)}.")
     notebook, stem = Path(content["notebook"]), folder_name(path.stem)

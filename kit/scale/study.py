@@ -16,7 +16,7 @@ from kit.errors import UserError, check_whole, need
 from kit.format.files import GrowingRows, write_atomic
 from kit.runs.control import ON_REQUEST
 from kit.scale.background import JobRow
-from kit.scale.batch import Job, with_shared_runs_dir
+from kit.scale.batch import Job, with_shared_folder
 from kit.scale.work import Engine
 from kit.stores import MissingFile, lease, open_store
 from kit.stores.pull import readable
@@ -101,7 +101,7 @@ def plan(
     for name in settings.keys() - set(SETTINGS):
         raise UserError(f"{path}: sweep {name}={settings[name]!r} is unknown; valid are {', '.join(SETTINGS)}.")
     engine = Engine.of(content, **resources)
-    content = with_shared_runs_dir(content) if engine.on else content
+    content = with_shared_folder(content) if engine.on else content
     search = Plan(folder_name(name or Path(path).stem), RunConfig.from_dict(mark_source(content, path)), **settings)
     if search.base.eval_every == 0:
         raise UserError(f"{path}: eval_every=0 gives a search no scores to compare; leave it out.")

@@ -6,9 +6,9 @@
 
 from kit.stores.base import MissingFile, Store, StoreError
 from kit.stores.lease import LeaseHeld
-from kit.stores.pull import holds, list_runs, pull
+from kit.stores.pull import check_new, holds, list_runs, pull
 from kit.stores.sync import SyncHandle, start_sync
-from kit.stores.urls import open_store
+from kit.stores.urls import absolute, open_store
 
 __all__ = ["LeaseHeld", "MissingFile", "Store", "StoreError", "SyncHandle",
-           "holds", "list_runs", "open_store", "pull", "start_sync"]  # fmt: skip
+           "absolute", "check_new", "holds", "list_runs", "open_store", "pull", "start_sync"]  # fmt: skip

@@ -87,6 +87,13 @@ def held_for(url: str | None, run_name: str, run_dir: Path, clock: Clock = time.
     return 0.0 if lease is None or lease.owner == known_owner(run_dir) else max(0.0, lease.expires - clock())
 
 
+def check_free(store: Store, run_name: str, run_dir: Path, clock: Clock = time.time) -> None:
+    """Raise `LeaseHeld` if another machine's lease of the run has not expired. `run_dir` as in `held_for`."""
+    _, lease = read(store, run_name)
+    if lease is not None and lease.owner != known_owner(run_dir) and lease.expires > clock():
+        raise LeaseHeld(run_dir.name, lease)
+
+
 def renew(store: Store, run_name: str, owner: str, ttl_s: float = TTL_S, clock: Clock = time.time) -> Lease:
     """Extend a lease. Raises `LeaseHeld` if another machine has taken it, even if that lease has expired."""
     _, lease = read(store, run_name)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from kit.config import RunConfig
 from kit.errors import UserError
 from kit.format.checkpoint import Checkpoint, committed
 from kit.format.layout import FILMS, LATEST, MAX_VIDEO_BYTES, PASSED_OVER, TEXTS, folders_in
@@ -21,7 +22,9 @@ from kit.format.leftovers import temporary
 from kit.format.manifest import MAX_JSON_BYTES, MAX_TOTAL_BYTES, Refused, check_tensors, parse_json, safe_name
 from kit.stores import lease
 from kit.stores.base import MissingFile, Store, StoreError, Unusable
+from kit.stores.loop import STATE
 from kit.stores.redact import one_line
+from kit.stores.urls import absolute
 
 MAX_RUNS = 1000
 MAX_VIDEOS = 20
@@ -43,7 +46,7 @@ def readable(store: Store) -> Iterator[None]:
 
 
 def list_runs(store: Store, clock: Callable[[], float] = time.time) -> list[dict[str, Any]]:
-    """List the runs in a store, the latest first: name, state, phase, step, total_steps, success_rate, updated.
+    """List the runs in a store, the latest first: name, task, state, phase, step, total_steps, success_rate, updated.
 
     A run in a working state whose lease has expired is reported as interrupted. The step of a run that is not at work
     is that of its newest checkpoint, from which a resume goes on. Raises `UserError`.
@@ -60,27 +63,55 @@ def holds(store: Store, run_name: str) -> bool:
         return bool(folders_in(path.removeprefix(f"{run_name}/") for path in store.list(run_name)))
 
 
+def check_new(store: Store, run_dir: Path) -> None:
+    """Raise `UserError` if the store has a run of this name already, or another machine is starting one."""
+    name, url = run_dir.name, store.url.rstrip("/")
+    if holds(store, name):
+        remedy = f"`kit resume {url}/{name}` continues it, or choose another run_name"
+        raise Unusable(store.url, f"holds a run {name!r} already; {remedy}.")
+    with readable(store):
+        lease.check_free(store, name, run_dir)
+
+
 def pull(
-    store: Store, run_name: str | None, dest: Path, notify: Notify = print, max_bytes: int = MAX_TOTAL_BYTES
+    store: Store,
+    run_name: str | None,
+    dest: Path,
+    notify: Notify = print,
+    max_bytes: int = MAX_TOTAL_BYTES,
+    check: Callable[[RunConfig], object] = lambda config: None,
+    to_resume: bool = False,
 ) -> Path:
     """Fetch a run into the folder `dest`; return its run directory. Raises `UserError`.
 
     Without `run_name`: the latest unfinished run that no search has pruned, or else the latest. A checkpoint that is
     damaged, incomplete or larger than `max_bytes` is reported through `notify`, and an older one is used. If `dest` has
-    the run already, only newer files are fetched.
+    the run already, only newer files are fetched. Before checkpoints are fetched, `check` may refuse the run's config,
+    and `to_resume` refuses a run that another machine is training.
     """
     with readable(store):
         files = store.list()
         prefix, name = _choose(store, run_name, files)
         run_files = {path[len(prefix) :]: size for path, size in files.items() if path.startswith(prefix)}
-        return _Pull(store, prefix, run_files, notify, max_bytes)(name, Path(dest))
+        if to_resume:
+            lease.check_free(store, prefix.rstrip("/"), Path(dest).expanduser() / name)
+        return _Pull(store, prefix, run_files, notify, max_bytes, check)(name, Path(dest))
 
 
 class _Pull:
     """Fetches one run. `prefix`: "<run_name>/", or "" if the store holds one run at its top; `files`: path -> size."""
 
-    def __init__(self, store: Store, prefix: str, files: dict[str, int], notify: Notify, max_bytes: int) -> None:
+    def __init__(
+        self,
+        store: Store,
+        prefix: str,
+        files: dict[str, int],
+        notify: Notify,
+        max_bytes: int,
+        check: Callable[[RunConfig], object],
+    ) -> None:
         self.store, self.prefix, self.files, self.notify, self.max_bytes = store, prefix, files, notify, max_bytes
+        self.check = check
         self.fetched: dict[str, str] = {}  # path in the run -> SHA-256
         self.passed_over: list[int] = []  # steps of damaged checkpoints
 
@@ -100,6 +131,8 @@ class _Pull:
                 raise UserError(f"runs_dir={str(dest)!r} {reason}") from None
             for text in TEXTS.keys() & self.files.keys():
                 self.store.get(self.prefix + text, building / text, TEXTS[text])
+            shown = f"{self.prefix}config.yaml in {self.store.url}"
+            self.check(RunConfig.load(building / "config.yaml", of_run=True, shown=shown))
             checkpoint = self._fetch_checkpoint(building, newest)
             best = self._fetch_best(building)
             if self.passed_over:  # tells the copier that newer checkpoints in the store are damaged
@@ -113,7 +146,15 @@ class _Pull:
                     if (building / path).exists() and not (run_dir / path).is_dir():
                         (run_dir / path).parent.mkdir(exist_ok=True)
                         (building / path).replace(run_dir / path)
+            if checkpoint:
+                self._note_copy(run_dir, checkpoint.step)
         return run_dir
+
+    def _note_copy(self, run_dir: Path, step: int) -> None:
+        """Write into .sync.json that the store holds `step`, until a copier of this machine writes it."""
+        url = self.store.url if self.prefix else self.store.url.rstrip("/").removesuffix(f"/{run_dir.name}")
+        state = {"url": absolute(url), "step": step, "time": time.time(), "state": "ok", "error": None}
+        (run_dir / STATE).write_text(json.dumps(state))
 
     def _check_same_run(self, run_dir: Path) -> None:
         """Raise `UserError` if the run in the store is another than the one at `run_dir`."""
@@ -139,7 +180,9 @@ class _Pull:
                 if folder is not folders[-1] or newer_than >= 0:
                     self.notify(f"{folder} in {self.store.url} is damaged ({error}); an older one is used.")
         if refusal is not None and newer_than < 0:
-            raise Unusable(self.store.url, f"holds no checkpoint that can be used: {refusal}")
+            remedy = "resume the run where it was trained, or train a new one"
+            reason = str(refusal).rstrip(".")
+            raise Unusable(self.store.url, f"holds no checkpoint that can be used ({reason}); {remedy}.")
         return None
 
     def _fetch_folder(self, folder: str, building: Path) -> Checkpoint:
@@ -246,6 +289,7 @@ def _describe(store: Store, name: str, files: dict[str, int], now: float) -> dic
     return {
         "name": name or _own_name(store),
         "state": state,
+        "task": task if isinstance(task := status.get("task"), str) else "",
         "phase": phase if isinstance(phase := status.get("phase"), str) else "",
         "step": int(trained if state in AT_WORK else max(saved, default=trained)),
         "total_steps": int(_number(status.get("total_steps")) or 0),

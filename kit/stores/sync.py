@@ -111,4 +111,4 @@ def _claim(store: Store, run_dir: Path, owner: str) -> None:
         raise Unusable(store.url, f"cannot be used ({one_line(error)}); try again later.") from None
     local = "nothing" if local_step is None else f"step {local_step:,}"
     conflict = f"holds step {stored_step:,} of run {run_dir.name!r}, and this machine {local}"
-    raise Unusable(store.url, f"{conflict}; run `kit resume {store.url}` or choose another run_name.")
+    raise Unusable(store.url, f"{conflict}; run `kit resume {store.url}/{run_dir.name}` or choose another run_name.")

@@ -14,6 +14,7 @@ from kit.stores.hub import HubStore
 
 OPEN_S = 120.0
 """Time limit for opening a store, in seconds."""
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
 
 
 def open_store(url: str | os.PathLike[str], write: bool = False) -> Store:
@@ -27,8 +28,14 @@ def open_store(url: str | os.PathLike[str], write: bool = False) -> Store:
     return within(OPEN_S, lambda: _open(url, write), url)
 
 
+def absolute(url: str) -> str:
+    """Return the store `url`; a relative folder becomes absolute, to be the same one in every working directory."""
+    is_folder = url.strip() and not _SCHEME.match(url) and not url.startswith("~")
+    return os.path.abspath(url) if is_folder else url  # noqa: PTH100 - keeps symlinks
+
+
 def _open(url: str, write: bool) -> Store:
-    match = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):", url)
+    match = _SCHEME.match(url)
     scheme = match[1].lower() if match else ""
     if "@" in url.partition("://")[2].partition("/")[0]:
         raise UserError("store holds a user name or password; leave them out of the URL, set them in the environment.")

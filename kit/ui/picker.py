@@ -47,7 +47,7 @@ class RunPicker:
             raise UserError(
                 f"runs_dir={self.runs_dir!r} and store={self.store!r} hold no run; train one with 01_train."
             )
-        run, _ = locate(self._choice, self.runs_dir)
+        run, _ = locate(self._choice, self.runs_dir, trust=self.trust)
         self._choice = str(run.path)
         return opened(run, self.trust)
 

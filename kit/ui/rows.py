@@ -131,7 +131,7 @@ def row(line: Line) -> str:
     """
     now, config = line.now, line.config
     colour, word = style.state(now)
-    task = f"{config.env}, {config.algo}" if config else ""
+    task = f"{config.env}, {config.algo}" if config else now.get("task") or ""
     done = f"{style.percent(style.progress(now))} of {now['total_steps'] or 0:,}{style.bar(now)}"
     cells = [
         f"<span class='kit-name' title='{html.escape(str(line.choice or line.name))}'>{html.escape(line.name)}</span>",

@@ -190,10 +190,12 @@ def test_numbers_that_would_ruin_a_policy_are_refused(options, says):
         ("observation", spaces.Discrete(2, start=1), "starts at 1; let its numbers start at 0"),
         ("action", spaces.Box(-np.inf, np.inf, (1,)), "has no finite bounds; give its Box finite low and high"),
         ("action", spaces.Box(-1, np.inf, (1,)), "has no finite bounds; give its Box finite low and high"),
+        ("observation", spaces.Sequence(spaces.Discrete(2)), r"is Sequence\(Discrete\(2\).*, which has no fixed"),
+        ("observation", spaces.Dict({"a": spaces.Sequence(spaces.Discrete(2))}), r".a is Sequence\("),
         ("action", spaces.Dict({"a": spaces.Discrete(2)}), "is a Dict; make it a Box, Discrete, MultiDiscrete"),
         ("action", spaces.Box(0, 3, (1,), np.int64), "is a Box of int64; make it MultiDiscrete, or a Box of float32"),
     ],
 )
 def test_spaces_that_no_policy_fits_are_refused(kind, space, says):
-    with pytest.raises(UserError, match=f"env='Shown': {kind}_space {says}"):
+    with pytest.raises(UserError, match=f"env='Shown': {kind}_space ?{says}"):
         GymnasiumEnv(Shown, 1, **{f"{kind}_space": space})

@@ -5,6 +5,7 @@ import errno
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -16,7 +17,7 @@ import torch
 import kit
 from kit.errors import UserError
 from kit.format import checkpoint
-from kit.runs import training
+from kit.runs import session, training
 from kit.runs.fingerprint import fingerprint
 from tests.runs.crash import Forked, complete, create
 
@@ -194,6 +195,23 @@ def test_a_disk_that_is_full_for_a_while(small_disk, tmp_path, algo):
     assert run.status()["state"] == "finished"
     assert fingerprint(run) == fingerprint(quiet)
     assert len(list((run.path / "tb").iterdir())) >= 1
+
+
+def test_the_end_on_a_full_disk_is_told_and_a_change_is_refused(small_disk, monkeypatch):
+    monkeypatch.setattr(training, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(session, "FINAL_STATUS_S", 0.1)
+    disk = small_disk(4000)
+    run = create(disk, "run", total_steps=10**6, checkpoint_every=64)
+    forked = Forked(run)
+    assert forked.until(lambda: len(run.checkpoints()) > 0), run.log()
+    with contextlib.suppress(OSError), (disk / "ballast").open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    forked.kill(signal.SIGTERM)
+    assert forked.wait() == 75
+    assert "ended from outside (SIGTERM)" in run.status()["message"], run.status()
+    with pytest.raises(UserError, match=r"run cannot be written \(No space left on device\); free some space"):
+        kit.resume(run.path, total_steps=2 * 10**6)
 
 
 def test_a_launch_on_a_full_disk_is_refused_in_a_sentence_and_leaves_nothing(small_disk):

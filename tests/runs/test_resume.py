@@ -212,9 +212,11 @@ def test_a_run_with_only_damaged_checkpoints_fails_and_keeps_its_files(tmp_path)
     names = sorted(path.name for path in (run.path / "checkpoints").iterdir())
     for found in run.checkpoints():
         flip(found.path / "policy.safetensors")
+    with pytest.raises(UserError, match="has only damaged checkpoints; name the step of a policy"):
+        run.find("latest")
     session = Forked(run)
     assert session.wait() == 1
-    assert "checkpoints and all are damaged" in run.status()["message"] and run.status()["state"] == "failed"
+    assert "all checkpoints of" in run.status()["message"] and run.status()["state"] == "failed"
     assert (run.path / "metrics.jsonl").read_bytes() == rows
     assert sorted(p.name for p in (run.path / "checkpoints").iterdir()) == names
 

@@ -55,8 +55,9 @@ def test_cut_run_ends_like_the_uncut_one(tmp_path, teacher):
     assert_same_end(cut, uncut)
 
 
-def test_trust_on_resume_reaches_the_teacher_in_the_checkpoint(tmp_path, monkeypatch):
-    """On a machine that has neither the teacher's run nor imported its algorithm before."""
+@pytest.mark.parametrize("has_checkpoint", [True, False])
+def test_trust_on_resume_reaches_the_teacher(tmp_path, monkeypatch, has_checkpoint):
+    """On a machine that has not imported the teacher's algorithm before, nor has its run if a checkpoint holds it."""
     (tmp_path / "teachers_algo.py").write_text("from tests.trainers.toy import REINFORCE\n")
     monkeypatch.syspath_prepend(tmp_path)
     own = kit.train(
@@ -64,14 +65,16 @@ def test_trust_on_resume_reaches_the_teacher_in_the_checkpoint(tmp_path, monkeyp
         runs_dir=str(tmp_path / "lent"), run_name="own",
     )  # fmt: skip
     run = student(tmp_path, "student", str(own.path))
-    assert complete(run) == 0, run.log()
-    shutil.rmtree(own.path)
+    if has_checkpoint:
+        assert complete(run) == 0, run.log()
+        shutil.rmtree(own.path)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another machine"))
     monkeypatch.setattr(trust, "_trusted", set())
     monkeypatch.delitem(sys.modules, "teachers_algo")
     with pytest.raises(UserError, match="names the module 'teachers_algo'"):
         kit.resume(run.path, total_steps=544)
-    assert kit.Run(run.path).status()["state"] == "finished", "it was refused before a session began"
+    state = "finished" if has_checkpoint else "interrupted"
+    assert kit.Run(run.path).status()["state"] == state, "it was refused before a session began"
     assert kit.resume(run.path, total_steps=544, trust=True).status()["step"] == 544
 
 

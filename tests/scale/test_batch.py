@@ -82,7 +82,7 @@ def test_every_job_gets_a_unique_run_name() -> None:
         (lambda: kit.batch("no.yaml"), "no.yaml does not exist"),
         (lambda: kit.batch([{"runs_dir": None}], on="ray"), "runs_dir=None is empty; give a text"),
         (lambda: kit.batch([{"store": "gone/store"}]), "store='gone/store'"),
-        (lambda: kit.batch([{"store": "gone/store"}], on="ray"), "store='gone/store'"),
+        (lambda: kit.batch([{"store": "gone/store"}], on="ray"), "gone/store' cannot be reached"),
         (lambda: kit.sweep({"store": "gone/store", "sweep": {"space": {"gamma": [0.9]}}}), "store='gone/store'"),
     ],
     ids=["one that cannot be trained", "no such field", "no seeds", "twice the same", "too many at once",
@@ -256,6 +256,29 @@ def test_status_and_collect_read_the_runs_of_another_machine_from_the_store(tmp_
     assert says("status") == [["run", "finished", "64"], ["next", "waiting", "0"]] and not Path("runs").exists()
     assert says("collect") == [["run", "finished", "64"], ["next", "waiting", "0"]]
     assert fingerprint(kit.Run("runs/run")) == fingerprint(there) and not Path("runs/next").exists()
+    Path("jobs.yaml").write_text(json.dumps({"jobs": [{**job, "total_steps": 128}]}))
+    assert says("status") == [["run", "interrupted", "64"]], "kit batch would train it further"
+    shutil.rmtree("runs")
+    assert says("status") == [["run", "interrupted", "64"]]
+
+
+def test_a_relative_store_is_the_same_folder_in_every_working_directory(tmp_path, monkeypatch) -> None:
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    fields = {"run_name": "run", "runs_dir": str(tmp_path / "runs"), "env": "Reach", "total_steps": 64, "n_envs": 2}
+    run = api.create(None, {**fields, "store": "store"})
+    here, there = (str(tmp_path / name / "store") for name in ("here", "there"))
+    assert run.config.store == run.requested.store == here
+    relative = plan_jobs([{**fields, "store": "store"}], None, "b")[0]
+    assert relative.changes() == plan_jobs([{**fields, "store": here}], None, "b")[0].changes() == {}
+    monkeypatch.chdir(tmp_path / "there")
+    assert relative.changes() == {"store": there}, "the file's folder, seen from here"
+    assert kit.resume(run.path, store="store").config.store == there
+    assert Path("store/run/latest.json").is_file() and not Path(here).joinpath("run").exists()
+    config = run.config.replace(store="store").to_yaml()  # a run of kit 0.2
+    (run.path / "config.yaml").write_text(config)
+    assert relative.changes() == {} and kit.Run(run.path).config.store == "store"
 
 
 def test_collect_goes_on_after_a_job_that_cannot_be_fetched(tmp_path, monkeypatch, capsys) -> None:

@@ -92,7 +92,7 @@ def test_task_starts_or_resumes_and_requests_recovery_of_a_lost_machine(
     ("fields", "where", "words"),
     [
         ({"env": "Reach"}, {}, r"store=None of reach-reach-ppo-s0 is lost with .* read-only; use one such as hf://"),
-        ({"env": "Reach", "store": "runs2"}, {}, r"store='runs2' of reach-reach-ppo-s0 is lost with the machine"),
+        ({"env": "Reach", "store": "runs2"}, {}, r"runs2' of reach-reach-ppo-s0 is lost with the machine"),
         ({"store": "/data/runs"}, {"cloud": "runpod", "volume": "v"}, r"or, with a volume, /volume/runs"),
         ({}, {"cloud": "azure"}, r"cloud='azure' is unknown; valid are aws, runpod, lambda"),
         ({}, {"cloud": "lambda"}, r"cloud='lambda' has no spot machines; add --on-demand"),
@@ -120,6 +120,25 @@ def test_a_limit_in_time_keeps_the_exit_code(home: Path, ends: str, code: int) -
     """75 lets a managed job start again on another machine; 124 is `timeout`'s own, for when the time is over."""
     shell = task("reach.yaml", hours=1 / 3600)["run"].replace("kit batch reach.yaml", f"bash -c '{ends}'")
     assert subprocess.run(["bash", "-ec", shell], cwd=home, check=False).returncode == code
+
+
+def test_the_file_of_an_own_task_travels_and_a_folder_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    own = "from tests.envs.corridor import Corridor\nTEXT = '''\nEND\n'''\n"
+    Path("my_walk.py").write_text(own)
+    Path("my_toy.py").write_text("from tests.trainers.toy import REINFORCE\n")
+    Path("machine").mkdir()
+    for fields in ({"env": "my_walk:Corridor"}, {"sweep": {"space": {"algo": ["PPO", "my_toy:REINFORCE"]}}}):
+        write(store="s3://robots/runs", **fields)
+        shell = task("reach.yaml")["run"].replace("kit batch", "true")
+        subprocess.run(["bash", "-ec", shell], cwd="machine", check=True)
+    assert Path("machine/my_walk.py").read_text() == own
+    assert Path("machine/my_toy.py").read_text() == Path("my_toy.py").read_text()
+    Path("my_folder").mkdir()
+    Path("my_folder/__init__.py").write_text(own)
+    write(store="s3://robots/runs", env="my_folder:Corridor")
+    with pytest.raises(UserError, match=r"names the module 'my_folder', whose folder does not travel .*__init__.py"):
+        task("reach.yaml")
 
 
 def test_a_name_that_looks_like_a_number_stays_a_text(home: Path) -> None:

@@ -92,9 +92,9 @@ def test_a_run_trains_on_the_machine_and_arrives_in_the_store(
 def test_the_session_ends_after_its_time_and_after_an_error(machine: Path, env: str, code: int) -> None:
     """35 seconds of training, and a task that does not exist on the machine."""
     (machine / "store").mkdir()
-    write("hf://me/runs", env=SLOW, total_steps=10**7)
+    write("hf://me/runs", env="Reach", total_steps=10**7)
     task = cloud.task("reach.yaml", spot=False, hours=35 / 3600)
-    run = task["run"].replace("hf://me/runs", f"file://{machine}/store").replace(SLOW, env)
+    run = task["run"].replace("hf://me/runs", f"file://{machine}/store").replace("Reach", env)
     assert colab.launch({**task, "run": run, "secrets": {}}, None, 1.0) == code
     assert [words[0] for words in calls(machine)] == ["new", "exec", "stop"]
     assert bool(list((machine / "store").rglob("latest.json"))) == (code == 0)

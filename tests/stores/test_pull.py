@@ -44,6 +44,7 @@ def test_runs_are_listed_newest_first(there: Store, tmp_path: Path) -> None:
     assert list_runs(there) == [
         {
             "name": "new",
+            "task": "",
             "state": "finished",
             "phase": "",
             "step": 700,
@@ -53,6 +54,7 @@ def test_runs_are_listed_newest_first(there: Store, tmp_path: Path) -> None:
         },
         {
             "name": "old",
+            "task": "",
             "state": "interrupted",
             "phase": "",
             "step": 100,

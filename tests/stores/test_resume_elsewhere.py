@@ -7,12 +7,14 @@ import time
 
 import pytest
 
+import kit
 from kit.errors import UserError
 from kit.runs.finding import list_runs, locate, locate_unfinished
 from kit.runs.fingerprint import fingerprint
 from kit.stores import lease, open_store
 from tests.runs.crash import SLIDE, Forked, complete, create
 from tests.stores.conftest import SHARED
+from tests.stores.fabricate import make_run
 
 STEPS = {"PPO": 1000, "A2C": 1000, "SAC": 400}
 """Total steps, enough that no run ends before the test sees its first checkpoint."""
@@ -38,12 +40,14 @@ def test_a_run_resumed_from_the_store_equals_an_uninterrupted_run(tmp_path, stor
         return found is not None and found.expires <= time.time()
 
     waiter(is_released, 30, "the copier lets go of the run")
-    assert list_runs(store_url).to_dicts()[0]["name"] == "run"
+    (listed,) = list_runs(store_url).to_dicts()
+    assert (listed["name"], listed["task"]) == ("run", f"{SLIDE}, {algo}")
     shutil.rmtree(run.path)
 
     # as `kit resume --store URL` on an empty machine does
     there, moved = locate_unfinished(str(tmp_path / "there"), store_url)
     assert there.latest().step == last.step and moved["store"] == store_url
+    assert there.copies() == f"step {last.step:,} verified in {store_url}"
     assert complete(there) == 0, there.log()
     assert fingerprint(there) == fingerprint(uncut)
     assert there.status()["store"]["step"] == there.latest().step, "the last checkpoint must be copied"
@@ -81,3 +85,31 @@ def test_a_store_that_cannot_be_written_is_refused_before_anything_is_created(tm
     with pytest.raises(UserError, match="store="):
         train(store=str(tmp_path / "file"), runs_dir=str(tmp_path / "runs"), total_steps=100)
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("name", ["taken", "begun"])
+def test_a_name_that_the_store_has_is_refused_before_anything_is_created(tmp_path, name):
+    store = open_store(str(tmp_path / "store"), write=True)
+    store.put({"taken/checkpoints/step_000000100/manifest.json": b"{}"})
+    lease.acquire(store, "begun", "rival")  # a machine that has no checkpoint yet
+    with pytest.raises(UserError, match=name) as error:
+        kit.train(store=store.url, runs_dir=str(tmp_path / "runs"), run_name=name, total_steps=100)
+    assert ("`kit resume" in str(error.value)) == (name == "taken")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_that_another_machine_trains_is_refused_before_its_download(tmp_path):
+    store = open_store(str(tmp_path / "store"), write=True)
+    run = make_run(tmp_path / "maker", "run")
+    store.put({f"run/{path.relative_to(run)}": path for path in run.rglob("*") if path.is_file()})
+    store.put({"run/latest.json": b"{}"})
+    lease.acquire(store, "run", "rival")
+    there = tmp_path / "there"
+    for url in (store.url, f"{store.url}/run"):
+        with pytest.raises(UserError, match=r"'run' belongs to rival"):
+            kit.resume(url, runs_dir=str(there))
+    with pytest.raises(UserError, match="belongs to rival"):
+        kit.resume(store=store.url, runs_dir=str(there))
+    assert not there.exists()
+    locate(store.url, str(there))  # to look at it, or to start a branch
+    assert (there / "run/config.yaml").is_file()

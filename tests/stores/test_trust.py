@@ -136,7 +136,10 @@ def test_a_run_from_the_hub_is_refused(here: Path, hub: HubServer) -> None:
     open_store("hf://me/runs", write=True).put(files)
     said = refused(lambda: kit.resume("hf://me/runs/good"))
     assert "names the module 'trap'" in said
-    assert not list((here / "runs").rglob("*.py")), "kit.resume must not download Python files"
+    assert "config.yaml in hf://me/runs/good" in said
+    for other in (lambda: kit.train(start_from="hf://me/runs/good"), lambda: kit.ui.RunPicker(store="hf://me/runs").run):
+        assert "names the module 'trap'" in refused(other)
+    assert not list((here / "runs").glob("*")), "a refused fetch must leave nothing"
 
 
 def test_a_run_from_a_drive_link_is_refused(here: Path, shared: Path) -> None:  # noqa: F811

@@ -355,7 +355,7 @@ def test_a_run_is_picked_from_a_list(tmp_path: Path, store: None, monkeypatch: p
     wait_for(lambda: len(picker.choices.options) == 4)
     assert picker.run.name == "new", "listing a store must not change the choice"
     asked: list[str] = []
-    monkeypatch.setattr(picker_module, "locate", lambda choice, runs_dir: asked.append(choice) or (far, {}))
+    monkeypatch.setattr(picker_module, "locate", lambda choice, runs_dir, trust: asked.append(choice) or (far, {}))
     picker.choices.value = "hf://me/runs/far"
     assert picker.run.path == far.path and picker.run.path == far.path
     assert asked == ["hf://me/runs/far", str(far.path)], "must be fetched once"
