@@ -61,11 +61,11 @@ def text_of(board: Dashboard, css_class: str) -> str:
 
 
 def watch_to_the_end(board: Dashboard) -> None:
-    """Wait until the thread that watches the board's run has ended, at most 20 s."""
+    """Wait until the thread that watches the board's run has ended, at most 120 s."""
     for thread in threading.enumerate():
         if board.run is not None and thread.name == f"watch-{board.run.name}":
             wait_for(lambda thread=thread: thread.ident)  # it may be listed a moment before it has started
-            thread.join(20)
+            thread.join(120)
 
 
 def wait_for(condition: Any, timeout_s: float = 120) -> None:
