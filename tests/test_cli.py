@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 import warnings
 from unittest.mock import Mock
@@ -14,7 +13,7 @@ from kit import cli
 from kit.measure import speed
 from kit.runs import directory
 from kit.scale import cloud
-from tests.runs.crash import Forked, complete, create
+from tests.runs.crash import SLIDE, Forked, complete, create
 
 
 def kit(capsys, *arguments):
@@ -220,29 +219,20 @@ def test_recurrent_policy_resumes_in_mid_episode_evaluates_and_renders_a_video(h
     assert code == 0 and (here / out.strip()).stat().st_size > 500
 
 
-def test_an_interrupted_command_exits_75(tmp_path):
-    command = [
-        sys.executable,
-        "-m",
-        "kit",
-        "train",
-        "--total-steps",
-        "1000000000",
-        "--run-name",
-        "r",
-        "--eval-every",
-        "0",
-    ]
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    from kit import Run
+class Command(Forked):
+    """`kit resume RUN` in a forked process, whose output goes to the run's log."""
 
-    while not (tmp_path / "runs/r/config.yaml").exists():
-        assert process.poll() is None, process.stdout.read()
-    Run(tmp_path / "runs/r").wait(200, until=lambda now: now["step"] > 0)
-    process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=200)
-    assert process.returncode == 75, out
-    assert "resume goes on from step" in out
+    def _session(self):
+        return lambda: cli.main(["resume", str(self.run.path)])
+
+
+def test_an_interrupted_command_exits_75(tmp_path):
+    run = create(tmp_path, "r", total_steps=10**9)
+    process = Command(run)
+    assert process.until(lambda: run.status()["step"] > 0), run.log()
+    process.kill(signal.SIGINT)
+    assert process.wait() == 75, run.log()
+    assert "resume goes on from step" in run.log()
 
 
 def test_help_everywhere(capsys):
@@ -254,10 +244,19 @@ def test_help_everywhere(capsys):
     assert kit(capsys)[0] == 2
 
 
+class Launcher(Forked):
+    """A forked process that launches a run and ends at once."""
+
+    def _session(self):
+        from kit import launch
+
+        launch(env=SLIDE, total_steps=10**9, run_name="r", runs_dir=str(self.run.path.parent), eval_every=0)
+        return lambda: 0
+
+
 def test_worker_outlives_the_process_that_launched_it(tmp_path):
     """Start a run with `kit.launch` in one process and open it in another, like a restarted notebook kernel."""
-    code = f"import kit; kit.launch(total_steps=10**9, run_name='r', runs_dir={str(tmp_path)!r}, eval_every=0)"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120, capture_output=True)
+    assert Launcher(create(tmp_path, "log")).wait() == 0
     from kit import Run
 
     run = Run(tmp_path / "r")
@@ -305,23 +304,6 @@ def test_start_from_a_zip_needs_trust_and_predicts_the_same(here, capsys):
     first = model.policy.state_dict()
     start = Run(here / "runs/second").find(0).read()["policy"]
     assert all(torch.equal(first[name], start[name]) for name in first)
-
-
-def test_saved_model_loads_in_plain_sb3_and_predicts_the_same(tmp_path):
-    import numpy as np
-    import stable_baselines3
-
-    for algo in ("PPO", "A2C", "SAC"):
-        run = create(tmp_path, algo, algo, total_steps=128)
-        assert Forked(run).wait() == 0
-        ours = run.policy()
-        ours.save(tmp_path / f"{algo}.zip")
-        plain = getattr(stable_baselines3, algo).load(tmp_path / f"{algo}.zip")
-        assert type(plain).__module__.startswith("stable_baselines3")
-        obs = np.random.default_rng(0).normal(size=(5, *ours.observation_space.shape)).astype(np.float32)
-        np.testing.assert_array_equal(
-            plain.predict(obs, deterministic=True)[0], ours.predict(obs, deterministic=True)[0]
-        )
 
 
 def test_commands_control_a_running_run(here, capsys):

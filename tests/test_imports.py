@@ -6,31 +6,34 @@ import sys
 import pytest
 
 HEAVY = ("torch", "mujoco", "gymnasium", "stable_baselines3", "pandas", "numpy")
-
-
-@pytest.mark.parametrize(
-    "code",
-    ["import kit; kit.RunConfig()", "import kit; kit.runs('nowhere')", "import kit.cli", "import kit.scale.files",
-     "import kit.scale.execute"],
+LINES = (
+    "import kit; kit.RunConfig()", "import kit; kit.runs('nowhere')", "import kit.cli", "import kit.scale.files",
+    "import kit.scale.execute",
 )  # fmt: skip
-def test_imports_without_heavy_packages(code):
-    check = f"{code}\nimport sys\nprint([name for name in {HEAVY!r} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
-@pytest.mark.parametrize(
-    "command",
-    ["train --env Reech", "train --algo PPPO", "train --n-envs 0", "train nowhere.yaml", "resume nowhere",
-     "runs nowhere", "evaluate nowhere", "video nowhere", "export nowhere", "push nowhere hf://you/model",
-     "view nowhere"],
+COMMANDS = (
+    "train --env Reech", "train --algo PPPO", "train --n-envs 0", "train nowhere.yaml", "resume nowhere",
+    "runs nowhere", "evaluate nowhere", "video nowhere", "export nowhere", "push nowhere hf://you/model",
+    "view nowhere",
 )  # fmt: skip
-def test_typos_are_refused_before_torch_is_imported(command, tmp_path):
-    code = "import atexit, sys\natexit.register(lambda: print('torch' in sys.modules))\nfrom kit.cli import main\n"
-    code += "main()"
-    done = subprocess.run([sys.executable, "-c", code, *command.split()], capture_output=True, text=True, cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (2, "False\n"), done.stderr
-    assert done.stderr.startswith("kit: ") and len(done.stderr.splitlines()) == 1
+
+
+def test_imports_without_heavy_packages():
+    """One after the other in one process: a package that a line imports is named beside it and all later ones."""
+    code = f"import sys\nfor line in {LINES!r}:\n    exec(line)\n"
+    code += f"    print(line, [name for name in {HEAVY!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [f"{line} []" for line in LINES]
+
+
+def test_typos_are_refused_before_torch_is_imported(tmp_path):
+    """One after the other in one process, as above."""
+    code = "import sys\nfrom kit.cli import main\n"
+    code += f"for command in {COMMANDS!r}:\n    try:\n        main(command.split())\n"
+    code += "    except SystemExit as ended:\n        print(command, ended.code, 'torch' in sys.modules)\n"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True)
+    assert done.stdout.splitlines() == [f"{command} 2 False" for command in COMMANDS], done.stderr
+    said = done.stderr.splitlines()
+    assert len(said) == len(COMMANDS) and all(line.startswith("kit: ") for line in said)
 
 
 def test_every_name_in_all_exists():

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
-import subprocess
 import sys
 from dataclasses import make_dataclass
 from pathlib import Path
@@ -187,62 +187,48 @@ def test_gymnasium_wrappers_keep_the_spaces(monkeypatch: pytest.MonkeyPatch) -> 
 MODULE = f"""
 from tests.envs.corridor import {Corridor.__name__} as Hall, {Walk.__name__}
 import gymnasium
-gymnasium.register("Beside-v0", "beside:Walk", max_episode_steps=9)
+gymnasium.register("Beside-v0", "beside_the_notebook:Walk", max_episode_steps=9)
 """
 
 
-def run_python(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run `code` like a notebook in `folder`: modules in this folder and kit can be imported."""
-    lead = f"import sys; sys.path[:0] = ['', {str(Path(kit.__file__).parent.parent)!r}]\n"
-    command = [sys.executable, "-c", lead + code]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
-
-
-def test_the_training_process_finds_the_notebooks_modules_and_ids(tmp_path: Path) -> None:
+def test_the_training_process_finds_the_notebooks_modules_and_ids(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Envs: a task in a module next to the notebook, and an id that only the notebook's process has registered.
 
     The first is edited before it is resumed.
     """
-    (tmp_path / "beside.py").write_text(MODULE)
-    code = """
-import kit, beside
-small = {"env_options": {"length": 4}, "total_steps": 64, "n_envs": 2, "eval_every": 0,
-         "overrides": {"n_steps": 16, "batch_size": 32, "n_epochs": 1}}
-envs = {"task": "beside:Hall", "id": "Beside-v0"}
-for run in [kit.launch(env=env, run_name=name, **small) for name, env in envs.items()]:
-    print(run.wait(100)["state"], run.status()["step"], run.config.env_options, run.log().replace("\\n", "; "))
-    print(kit.evaluate(run, episodes=2)["episodes"])
-with open("beside.py", "a") as file:
-    file.write("# edited")
-run = kit.resume("runs/task", total_steps=128, background=True)
-print(run.wait(100)["state"], run.log().replace("\\n", "; "))
-"""
-    done = run_python(code, tmp_path)
-    said = done.stdout.splitlines()
-    assert len(said) == 5, done.stdout + done.stderr
-    assert said[4].startswith("finished") and "resumed from step 64; beside.py was edited" in said[4]
-    for trained, played in (said[:2], said[2:4]):
-        assert trained.startswith("finished 64 {'length': 4}") and played == "2", done.stdout + done.stderr
+    file = tmp_path / "beside_the_notebook.py"
+    file.write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])  # as in a notebook
+    importlib.import_module("beside_the_notebook")
+    small: dict[str, Any] = {"env_options": {"length": 4}, "total_steps": 64, "n_envs": 2, "eval_every": 0}
+    small |= {"overrides": {"n_steps": 16, "batch_size": 32, "n_epochs": 1}}
+    envs = {"task": "beside_the_notebook:Hall", "id": "Beside-v0"}
+    for run in [kit.launch(env=env, run_name=name, **small) for name, env in envs.items()]:
+        assert run.wait(100)["state"] == "finished", run.log()
+        assert (run.status()["step"], run.config.env_options) == (64, {"length": 4})
+        assert kit.evaluate(run, episodes=2)["episodes"] == 2
+    with file.open("a") as code:
+        code.write("# edited")
+    run = kit.resume("runs/task", total_steps=128, background=True)
+    assert run.wait(100)["state"] == "finished", run.log()
+    assert "resumed from step 64; beside_the_notebook.py was edited" in run.log()
 
 
-def test_an_env_class_defined_in_the_notebook_is_refused_before_a_run_is_created(tmp_path: Path) -> None:
-    code = """
-import functools, gymnasium, kit
-class Local(gymnasium.Env):
-    observation_space = gymnasium.spaces.Discrete(3); action_space = gymnasium.spaces.Discrete(2)
-    def reset(self, seed=None, options=None):
-        return 0, {}
-gymnasium.register("Local-v0", Local)
-gymnasium.register("Partial-v0", functools.partial(Local))
-for env in ("Local-v0", "Partial-v0"):
-    try:
-        kit.launch(env=env)
-    except kit.UserError as error:
-        print(error)
-"""
-    done = run_python(code, tmp_path)
-    for env in ("Local-v0", "Partial-v0"):
-        assert f"env='{env}' is defined in this notebook" in done.stdout, done.stdout + done.stderr
+def test_an_env_class_defined_in_the_notebook_is_refused_before_a_run_is_created(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Local(Walk):
+        pass
+
+    Local.__module__ = "__main__"  # as in a notebook
+    monkeypatch.chdir(tmp_path)
+    for env, made in (("test/Inline-v0", Local), ("test/Partial-v0", functools.partial(Local))):
+        gymnasium.register(env, made)
+        with pytest.raises(UserError, match=f"env='{env}' is defined in this notebook"):
+            kit.launch(env=env)
     assert not (tmp_path / "runs").exists()
 
 

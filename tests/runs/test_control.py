@@ -26,8 +26,20 @@ SMALL = {
 }  # fmt: skip
 
 
-def test_a_stop_sent_while_the_run_starts_is_obeyed(tmp_path: Path) -> None:
-    run = kit.launch(**SMALL, total_steps=10**7, runs_dir=str(tmp_path), run_name="early")
+def test_a_stop_sent_during_a_slow_start_is_obeyed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker holds the lock from its start, also during slow imports from a cold disk (here 4 s)."""
+    folder = tmp_path / "slow"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text("import time, sys\nif 'kit.runs.worker' in sys.orig_argv: time.sleep(4)\n")
+    monkeypatch.syspath_prepend(str(folder))
+    run = kit.launch(**SMALL, total_steps=10**7, runs_dir=str(tmp_path), run_name="cold")
+    assert directory.is_locked(run.path)
+    old = {**run.status(), "updated": time.time() - 3600}
+    write_atomic(run.path / "status.json", json.dumps(old))
+    assert run.status()["state"] == "starting", "a run whose lock is held is not dead, however old its status"
+    monkeypatch.undo()
+    with pytest.raises(kit.UserError, match="in use"):
+        kit.resume(run.path)
     run.stop()
     now = run.wait(200)
     assert now["state"] == "interrupted" and now["step"] < 10**4, now
@@ -37,18 +49,10 @@ def test_a_stop_sent_while_the_run_starts_is_obeyed(tmp_path: Path) -> None:
     assert again.wait(200)["state"] == "interrupted"
 
 
-def test_a_pause_sent_while_the_run_starts_holds_it(tmp_path: Path) -> None:
-    run = kit.launch(**SMALL, total_steps=10**7, runs_dir=str(tmp_path), run_name="early")
-    run.pause()
-    assert run.wait(200, until=lambda now: now["state"] == "paused")["step"] <= 64
-    run.stop()
-    assert run.wait(200)["state"] == "interrupted"
-
-
-def test_a_pause_does_not_count_as_training_time(tmp_path: Path) -> None:
+def test_a_pause_sent_while_the_run_starts_holds_it_and_does_not_count_as_training_time(tmp_path: Path) -> None:
     run = kit.launch(**SMALL, total_steps=640, runs_dir=str(tmp_path), run_name="paused")
     run.pause()
-    run.wait(200, until=lambda now: now["state"] == "paused")
+    assert run.wait(200, until=lambda now: now["state"] == "paused")["step"] <= 64
     paused_s = 8.0
     with pytest.raises(TimeoutError):
         run.wait(paused_s, until=lambda now: now["state"] != "paused")
@@ -73,23 +77,6 @@ def test_the_evaluation_before_training_does_not_lengthen_the_time_left(
     assert Session(run.path, note)() == 0
     first_s, left_s = said[0]
     assert left_s < 3 * (time.monotonic() - first_s)
-
-
-def test_a_run_with_a_slow_start_is_not_reported_as_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The worker holds the lock from its start, also during slow imports from a cold disk (here 4 s)."""
-    folder = tmp_path / "slow"
-    folder.mkdir()
-    (folder / "sitecustomize.py").write_text("import time, sys\nif 'kit.runs.worker' in sys.orig_argv: time.sleep(4)\n")
-    monkeypatch.syspath_prepend(str(folder))
-    run = kit.launch(**SMALL, total_steps=200, runs_dir=str(tmp_path), run_name="cold")
-    assert directory.is_locked(run.path)
-    old = {**run.status(), "updated": time.time() - 3600}
-    write_atomic(run.path / "status.json", json.dumps(old))
-    assert run.status()["state"] == "starting", "a run whose lock is held is not dead, however old its status"
-    monkeypatch.undo()
-    with pytest.raises(kit.UserError, match="in use"):
-        kit.resume(run.path)
-    assert run.wait(200)["state"] == "finished"
 
 
 def test_a_stop_during_a_long_iteration_leaves_a_checkpoint(tmp_path: Path) -> None:

@@ -131,7 +131,7 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(tmp_pat
     assert_same_end(run, uncut)
 
 
-def test_pause_checkpoint_unpause_stop(tmp_path):
+def test_pause_checkpoint_unpause_and_stop_while_paused(tmp_path):
     run = create(tmp_path, "run", total_steps=10**9, checkpoint_every=10**9)
     session = Forked(run)
     run.wait(30, until=lambda now: now["step"] > 0)
@@ -141,6 +141,8 @@ def test_pause_checkpoint_unpause_stop(tmp_path):
     run.wait(30, until=lambda now: now["state"] == "running")
     run.checkpoint()
     run.wait(30, until=lambda now: now["checkpoint"] is not None)
+    run.pause()
+    run.wait(30, until=lambda now: now["state"] == "paused")
     run.stop()
     assert session.wait() == 75, run.log()
     assert run.status()["state"] == "interrupted"

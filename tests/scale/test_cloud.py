@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +17,7 @@ import kit
 from kit.cli import main
 from kit.errors import UserError
 from kit.measure.speed import Speed
+from kit.runs.fingerprint import fingerprint
 from kit.scale.cloud import configs_of, plan, task
 from kit.scale.notebooks import plan_jobs
 from tests.runs.crash import create
@@ -72,20 +72,20 @@ def test_task_starts_or_resumes_and_requests_recovery_of_a_lost_machine(
     assert found["secrets"] == {"AWS_ACCESS_KEY_ID": None, "AWS_SECRET_ACCESS_KEY": None}, "only names, no values"
     write(env="Reach", processes=4, store="s3://robots/runs")
     assert task("reach.yaml", gpu="L4")["resources"]["accelerators"] == "L4:4"
-    local = {"env": "Reach", "n_envs": 2, "total_steps": 64, "eval_every": 0, "overrides": {"n_steps": 16}}
+    local: dict[str, Any] = {"env": "Reach", "n_envs": 2, "total_steps": 64, "eval_every": 0}
+    local["overrides"] = {"n_steps": 16}
     (tmp_path / "store").mkdir()
     write(**local, store="s3://robots/runs")
-    shell = task("reach.yaml")["run"].replace("s3://robots/runs", f"file://{tmp_path}/store")
-    for _ in range(2):  # the second machine, which has only the store, finds the run finished
-        shutil.rmtree(tmp_path / "machine", ignore_errors=True)
-        (tmp_path / "machine").mkdir()
-        path = os.pathsep.join([str(Path(kit.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
-        command = shell.replace("kit batch", f"{sys.executable} -m kit batch")
-        done = subprocess.run(
-            ["bash", "-ec", command], cwd="machine", env={**os.environ, "PYTHONPATH": path}, check=False
-        )
-        assert done.returncode == 0
-    assert (tmp_path / "store/reach-reach-ppo-s0/latest.json").exists()
+    store = f"file://{tmp_path}/store"
+    first = kit.train(**local, store=store, run_name="reach-reach-ppo-s0")
+    shell = task("reach.yaml")["run"].replace("s3://robots/runs", store)
+    (tmp_path / "machine").mkdir()  # it has only the store, and finds the run finished
+    path = os.pathsep.join([str(Path(kit.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    command = shell.replace("kit batch", f"{sys.executable} -m kit batch")
+    environment = {**os.environ, "PYTHONPATH": path}
+    assert subprocess.run(["bash", "-ec", command], cwd="machine", env=environment, check=False).returncode == 0
+    assert fingerprint("machine/runs/reach-reach-ppo-s0") == fingerprint(first)
+    assert not kit.Run("machine/runs/reach-reach-ppo-s0").log(), "nothing is trained there"
 
 
 @pytest.mark.parametrize(

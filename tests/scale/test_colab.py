@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from kit.cli import main
+from kit.runs.run import Run
 from kit.scale import cloud, colab
 from tests.envs.slow import SLOW
 from tests.stores import live
@@ -97,7 +98,13 @@ def test_the_session_ends_after_its_time_and_after_an_error(machine: Path, env: 
     run = task["run"].replace("hf://me/runs", f"file://{machine}/store").replace("Reach", env)
     assert colab.launch({**task, "run": run, "secrets": {}}, None, 1.0) == code
     assert [words[0] for words in calls(machine)] == ["new", "exec", "stop"]
-    assert bool(list((machine / "store").rglob("latest.json"))) == (code == 0)
+    if code == 0:
+        trained = Run(machine / "runs/reach-tests.envs.slow-slow-ppo-s0")
+        assert trained.status()["state"] == "interrupted" and trained.status()["step"] > 0
+        assert trained.checkpoints()[-1].step == trained.status()["step"]
+        assert (machine / "store" / trained.name / "latest.json").exists(), "it was copied before the task ended"
+    else:
+        assert not list((machine / "store").iterdir())
 
 
 def test_a_machine_that_is_refused_costs_nothing(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:

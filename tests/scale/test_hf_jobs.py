@@ -1,10 +1,7 @@
-"""Tests of Hugging Face Jobs with the real client: prices, limits in dollars, what is sent, an end in order."""
+"""Tests of Hugging Face Jobs with the real client: prices, limits in dollars, what is sent."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -13,9 +10,7 @@ import yaml
 
 from kit.cli import main
 from kit.errors import UserError
-from kit.runs.run import Run
-from kit.scale import cloud, hf_jobs
-from tests.envs.slow import SLOW
+from kit.scale import hf_jobs
 from tests.stores import live
 from tests.stores.conftest import hub  # noqa: F401
 from tests.stores.hub_server import OTHER_TOKEN, WRITE_TOKEN, HubServer
@@ -74,21 +69,6 @@ def test_a_plan_lists_the_hubs_machines(
     assert run_kit("plan", "reach.yaml", "--cloud", "hf") == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["hf", "t4-small", "T4", "4.0", "0.600"] in [row[:5] for row in rows]
-
-
-def test_when_the_time_is_over_runs_stop_with_a_checkpoint_and_the_task_succeeds(jobs: Path) -> None:
-    small = {"env": "Reach", "n_envs": 2, "total_steps": 10**7, "eval_every": 0, "overrides": {"n_steps": 16}}
-    (jobs / "store").mkdir()
-    Path("long.yaml").write_text(yaml.safe_dump({**small, "store": "s3://robots/runs"}))
-    script = cloud.task("long.yaml", hours=35 / 3600)["run"].replace("kit batch", f"{sys.executable} -m kit batch")
-    script = script.replace("s3://robots/runs", f"file://{jobs}/store").replace("Reach", SLOW)
-    path = os.pathsep.join([str(Path(cloud.__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(["bash", "-ec", script], env={**os.environ, "PYTHONPATH": path}, check=False, timeout=120)
-    assert done.returncode == 0
-    run = Run(jobs / "runs/long-tests.envs.slow-slow-ppo-s0")
-    assert run.status()["state"] == "interrupted" and run.status()["step"] > 0
-    assert run.checkpoints() and run.checkpoints()[-1].step == run.status()["step"]
-    assert (jobs / "store/long-tests.envs.slow-slow-ppo-s0/latest.json").exists(), "it was copied before the task ended"
 
 
 @pytest.mark.live

@@ -184,7 +184,8 @@ def test_trial_values_become_fields_overrides_and_policy_kwargs() -> None:
 
 def test_search_continues_on_another_machine(tmp_path: Path) -> None:
     path = write(trials=2, pruner="none", space=SPACE)
-    path.write_text(path.read_text() + f"store: {tmp_path / 'store'}\n")
+    text = path.read_text().replace("at_once: 2", "at_once: 1")
+    path.write_text(text + f"store: {tmp_path / 'store'}\n")
     process = batch(str(path), PYTHONPATH=f"{ROOT}{os.pathsep}{Path.cwd()}", KIT_LEASE_S="4")
     first, store, end = "search-t000", open_store(str(tmp_path / "store"), write=True), time.monotonic() + 200
     while not holds(store, first) and time.monotonic() < end:
@@ -293,35 +294,27 @@ def test_pruner_compares_trials_with_different_iteration_lengths() -> None:
     assert kit.Run(f"runs/{row['run']}").config.overrides["n_steps"] == 28
 
 
-def test_nan_score_fails_only_its_trial() -> None:
-    path = write(trials=6, pruner="none", space={"env_options": [{"worth": "nan"}, {"worth": "1"}]})
-    path.write_text(path.read_text().replace("pays:Pays", "pays:Worth"))
-    begun(path, *({"env_options": json.dumps({"worth": worth})} for worth in ("nan", "1")))
+def test_a_nan_score_fails_its_trial_a_bad_one_is_pruned_and_the_page_shows_the_best_config() -> None:
+    worths = [{"worth": worth} for worth in ("nan", "0", "50")]
+    path = write(trials=7, space={"env_options": worths, **SPACE})
+    path.write_text(path.read_text().replace("pays:Pays", "pays:Worth") + "env_options: {worth: '1'}\n")
+    begun(path, *({"env_options": json.dumps(worth), "gamma": 0.95} for worth in worths))
     found = kit.sweep(path)
-    broken, next_one = found.rows()[4:]
+    broken, behind, ahead = found.rows()[4:]
     assert broken["state"] == "fail" and broken["message"] == "its score was nan at step 160"
-    assert next_one["state"] == "complete" and next_one["eval worth"] == 1.0, "the search goes on"
-    assert kit.sweep(path).rows() == found.rows(), "the finished search changes when started again"
-
-
-def test_bad_trial_is_pruned_and_the_page_shows_the_best_config() -> None:
-    pays = [{"pay": 0.0}, {"pay": 50.0}]
-    path = write(trials=6, space={"env_options": pays, **SPACE})
-    begun(path, *({"env_options": json.dumps(pay), "gamma": 0.95} for pay in pays))
-    found = kit.sweep(path)
-    behind, ahead = found.rows()[4:]
-    assert (behind["state"], ahead["state"]) == ("pruned", "complete")
+    assert (behind["state"], ahead["state"], ahead["eval worth"]) == ("pruned", "complete", 50.0), "the search goes on"
     assert behind["steps"] < 640 and "pruned at step" in behind["message"]
     now = kit.Run(f"runs/{behind['run']}").status()
     assert now["state"] == "interrupted", "it can be resumed"
     assert now["message"] == "its search ended it, because it was behind the other trials"
+    assert found.best is not None and found.best.env_options["worth"] == "50"
+    page = kit.ui.sweep(path)
+    assert "search: 5 complete, 1 fail, 1 pruned" in page.text and page.image is not None
+    assert "The best config, for kit train FILE" in page.body
+    assert kit.sweep(path).rows() == found.rows(), "the finished search changes when started again"
+    shutil.rmtree(f"runs/{broken['run']}")
     with pytest.raises(UserError, match="holds no unfinished run"):
         kit.resume()
-    assert found.best is not None and found.best.env_options["pay"] == 50.0
-    page = kit.ui.sweep(path)
-    assert "search: 5 complete, 1 pruned" in page.text and page.image is not None
-    assert "The best config, for kit train FILE" in page.body
-    assert Sweep(plan(path)[0]).rows() == found.rows()
 
 
 def test_the_colour_bar_does_not_cover_the_labels_of_the_last_hyperparameter(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -213,15 +213,15 @@ def test_nothing_waits_for_the_gpu_inside_a_rollout_or_an_update(tmp_path, env, 
 @pytest.mark.parametrize("algo", ["PPO", "A2C", "SAC"])
 def test_a_short_run_trains_resumes_and_evaluates(tmp_path, algo):
     few = {"train_freq": 8, "gradient_steps": 4} if algo == "SAC" else {}
-    sizes = {"n_envs": 16, "total_steps": 1024, "eval_every": 512}
+    sizes = {"n_envs": 16, "total_steps": 768, "eval_every": 768}
     run = create(tmp_path, "run", algo, SMALL[algo] | few, env=SLIDE, device=DEVICE, **sizes)
     assert Session(run.path)() == 0, run.log()
     rows = run.rows()
     assert any("eval/mean_return" in row for row in rows) and any("train/n_updates" in row for row in rows)
     from kit import resume
 
-    again = resume(run.path, total_steps=1536)
-    assert again.status()["state"] == "finished" and again.status()["step"] >= 1536
+    again = resume(run.path, total_steps=1024)
+    assert again.status()["state"] == "finished" and again.status()["step"] >= 1024
 
 
 def test_a_clone_learns_from_recorded_actions(tmp_path):
@@ -325,7 +325,7 @@ def test_state_dependent_noise_acts_before_the_first_rollout():
 def test_a_run_moves_between_gpu_and_cpu(tmp_path):
     from kit import resume
 
-    run = create(tmp_path, "run", env="Ant", n_envs=8, device=DEVICE, overrides=SMALL["PPO"], total_steps=256)
+    run = create(tmp_path, "run", env="Ant", n_envs=8, device=DEVICE, overrides=SMALL["PPO"], total_steps=128)
     assert Session(run.path)() == 0, run.log()
-    for total, device in ((512, "cpu"), (768, DEVICE)):
+    for total, device in ((256, "cpu"), (384, DEVICE)):
         assert resume(run.path, total_steps=total, device=device).status()["state"] == "finished"

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
+import importlib
 import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 import kit
-from kit import cli
+from kit import cli, trust
 from kit.runs.video import record
 from kit.stores import open_store
 from tests.stores.drive_server import id_of
@@ -158,59 +158,42 @@ def test_a_run_from_a_zip_is_refused(here: Path, tmp_path: Path) -> None:
     assert "names the module 'runs.good.trap'" in refused(lambda: kit.resume(str(here / "runs/good")))
 
 
-def python(code: str, **environment: str) -> str:
-    """Run `code` in a new Python process in the working directory; return its stdout and stderr."""
-    import os
+def test_a_typed_module_is_trusted_on_this_machine_only(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A module name typed once is trusted in all processes on this machine; another machine needs trust=True.
 
-    # Whether PYTHONPATH is set depends on the machine, and an empty entry would be the working directory.
-    paths = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(Path(kit.__file__).parent.parent)]))
-    known = {**os.environ, "PYTHONPATH": paths, **environment}
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, env=known, capture_output=True, text=True, timeout=120, check=False)
-    return done.stdout + done.stderr
+    Two runs train in processes of their own. The other processes are this one, after it forgot what it trusts.
+    """
 
+    def begin_process() -> None:
+        monkeypatch.setattr(trust, "_trusted", set())
+        trust._remember.cache_clear()
+        sys.modules.pop("mine", None)
+        importlib.invalidate_caches()
 
-REFUSED_THEN_TRUSTED = """
-import kit
-try:
-    kit.resume('runs/own', total_steps=192)
-except kit.UserError as error:
-    print(error)
-run = kit.resume('runs/own', background=True, trust=True, total_steps=192)
-print(run.wait(100)['state'])
-"""
-MOVED = """
-import sys
-sys.path.append('other')
-import kit
-try:
-    kit.evaluate('runs/own', 1)
-except kit.UserError as error:
-    print(error)
-print('imported by the user')
-import mine
-print(kit.evaluate('runs/own', 1))
-"""
-
-
-def test_a_typed_module_is_trusted_on_this_machine_only(here: Path, tmp_path: Path) -> None:
-    """A module name typed once is trusted in all processes on this machine; another machine needs trust=True."""
     (here / "mine.py").write_text(TRAP.format(marker=str(here / "imported")))
-    fields = {**FEW, "env": "mine:E", "algo": "mine:TOY", "run_name": "own", "overrides": {}}
-    begun = python(f"import kit; run = kit.launch(**{fields!r}); print(run.wait(100)['state'], run.log())")
-    assert begun.startswith("finished"), begun
-    again = python("import kit; print(kit.resume('runs/own', total_steps=128).status()['state'])")
-    assert again.endswith("finished\n"), again
-    other = {"XDG_STATE_HOME": str(tmp_path / "other")}
-    said = python(REFUSED_THEN_TRUSTED, **other)
-    assert "names the module 'mine'" in said and said.endswith("finished\n"), said
-    told = json.loads(python("import kit, json; print(json.dumps(kit.evaluate('runs/own', 2)))", **other))
-    assert told["episodes"] == 2, "trust=True must hold for later processes too"
+    fields: dict[str, Any] = {**FEW, "env": "mine:E", "algo": "mine:TOY", "run_name": "own", "overrides": {}}
+    run = kit.launch(**fields)
+    assert run.wait(100)["state"] == "finished", run.log()
+    begin_process()
+    assert kit.resume("runs/own", total_steps=128).status()["state"] == "finished"
+    begin_process()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "other"))
+    with pytest.raises(kit.UserError, match="names the module 'mine'"):
+        kit.resume("runs/own", total_steps=192)
+    run = kit.resume("runs/own", background=True, trust=True, total_steps=192)
+    assert run.wait(100)["state"] == "finished", run.log()
+    begin_process()
+    assert kit.evaluate("runs/own", 2)["episodes"] == 2, "trust=True must hold for later processes too"
     (here / "other").mkdir()
     (here / "mine.py").rename(here / "other/mine.py")
-    refused, _, played = python(MOVED, **other).partition("imported by the user")
-    assert "names the module 'mine'" in refused, "a module of the same name in another file must not be trusted"
-    assert "'mean_return'" in played
+    sys.path.append("other")
+    begin_process()
+    with pytest.raises(kit.UserError, match="names the module 'mine'"):  # of the same name in another file
+        kit.evaluate("runs/own", 1)
+    importlib.import_module("mine")  # by the user
+    assert "mean_return" in kit.evaluate("runs/own", 1)
 
 
 def test_a_missing_module_is_named_before_trust_is_asked_for(here: Path) -> None:

@@ -56,9 +56,7 @@ def lab(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]
     (settings / "notification.jupyterlab-settings").write_text('{"fetchNews": "false"}')
     own["JUPYTERLAB_SETTINGS_DIR"] = str(home / "settings")
     path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
-    server = Lab(
-        folder, {**os.environ, **own, "PYTHONPATH": path, "XDG_CACHE_HOME": str(home / "cache"), "KIT_FILM_S": "0.5"}
-    )
+    server = Lab(folder, {**os.environ, **own, "PYTHONPATH": path, "KIT_FILM_S": "0.5"})
     yield server
     server.close()
 

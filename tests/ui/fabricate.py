@@ -8,7 +8,11 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
 
 from kit.config import RunConfig
 from kit.format.files import read_json, write_atomic
@@ -16,6 +20,9 @@ from kit.runs import directory
 from kit.runs.run import Run
 from kit.runs.status import EMPTY
 from kit.ui.dashboard import Dashboard
+
+if TYPE_CHECKING:
+    from kit.ui.viewing import Viewer
 
 
 def make_run(
@@ -66,6 +73,13 @@ def watch_to_the_end(board: Dashboard) -> None:
         if board.run is not None and thread.name == f"watch-{board.run.name}":
             wait_for(lambda thread=thread: thread.ident)  # it may be listed a moment before it has started
             thread.join(120)
+
+
+def connect(viewer: Viewer, patch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Let `viewer` play as if a browser were connected; return its camera. `test_viewing` opens a real one."""
+    camera = SimpleNamespace(position=np.zeros(3), look_at=np.ones(3))
+    patch.setattr(viewer._server, "get_clients", lambda: {0: SimpleNamespace(camera=camera)})
+    return camera
 
 
 def wait_for(condition: Any, timeout_s: float = 120) -> None:

@@ -16,7 +16,7 @@ from kit.runs.video import record
 from kit.ui.seeing import what_it_sees
 from tests.envs.clock import Clock
 from tests.runs.crash import SMALL, create
-from tests.ui.fabricate import wait_for
+from tests.ui.fabricate import connect, wait_for
 
 CLOCK = {"env": "tests.envs.clock:Clock"}
 pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore")]
@@ -56,10 +56,10 @@ def torchscript(run: Run, request: pytest.FixtureRequest) -> None:
 
 def viewer(run: Run, request: pytest.FixtureRequest) -> None:
     pytest.importorskip("mjviser")
-    page, threads = request.getfixturevalue("page"), torch.get_num_threads()
+    threads = torch.get_num_threads()
     shown = kit.ui.view(run, 0, port=8892)
     try:
-        page.goto(shown.url)
+        connect(shown, request.getfixturevalue("monkeypatch"))
         wait_for(lambda: Clock.ends >= 5)
     finally:
         shown.close()

@@ -1,4 +1,4 @@
-"""Tests of the live viewer in Chromium: policies, recording by hand, several envs, refusals, joystick."""
+"""Tests of the live viewer: in Chromium, recording by hand, several envs, gamepad, refusals, joystick."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kit.tasks.reach.task import Reach
 from kit.ui.gamepad import Gamepad
 from kit.ui.viewing import frame
 from tests.runs.crash import create
-from tests.ui.fabricate import wait_for
+from tests.ui.fabricate import connect, wait_for
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -76,14 +76,13 @@ def test_the_viewer_is_dark_on_a_dark_page(text: str, suffix: str, page: Any) ->
         shown.close()
 
 
-def test_an_episode_moved_by_hand_is_saved_as_a_dataset(tmp_path: Path, page: Any) -> None:
+def test_an_episode_moved_by_hand_is_saved_as_a_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("mjviser")
     pytest.importorskip("minari")
     threads = torch.get_num_threads()
     shown = kit.ui.view(env="Reach", port=8891, n_envs=2)
     try:
-        page.set_viewport_size({"width": 420, "height": 420})  # small, because it is drawn without a GPU
-        page.goto(shown.url)
+        connect(shown, monkeypatch)
         shown._folder.value, shown._recording.value, shown._speed.value = str(tmp_path / "mine"), True, 3.0
         task = shown._task
         assert isinstance(task, Reach)
@@ -108,13 +107,12 @@ def test_an_episode_moved_by_hand_is_saved_as_a_dataset(tmp_path: Path, page: An
     assert first.rewards.sum() > 0.5, "the hand came closer to the goal by at least 10 cm"
 
 
-def test_several_envs_are_side_by_side_or_one_of_them(page: Any) -> None:
+def test_several_envs_are_side_by_side_or_one_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("mjviser")
     threads = torch.get_num_threads()
     shown = kit.ui.view(env="Reach", port=8893, n_envs=2)
     try:
-        page.set_viewport_size({"width": 420, "height": 420})
-        page.goto(shown.url)
+        camera = connect(shown, monkeypatch)
         wait_for(lambda: bool(shown._bars.content))
         shown._paused.value = True
 
@@ -129,12 +127,13 @@ def test_several_envs_are_side_by_side_or_one_of_them(page: Any) -> None:
         shown._follow.value = True
         wait_for(lambda: bool(abs(shown._scene._scene_offset).max() > 0.1))
         assert shown._scene._scene_offset == pytest.approx(-shown._robot_position(), abs=1e-6)
+        assert camera.look_at == pytest.approx(1 - shown._robot_position(), abs=1e-6), "moved along"
     finally:
         shown.close()
         torch.set_num_threads(threads)
 
 
-def test_a_gamepad_moves_the_target(page: Any) -> None:
+def test_a_gamepad_moves_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in JupyterLab, but the sticks are set from Python: left one half ahead (its axis counts down as positive)."""
     pytest.importorskip("mjviser")
     widgets = pytest.importorskip("ipywidgets")
@@ -147,9 +146,8 @@ def test_a_gamepad_moves_the_target(page: Any) -> None:
         pad.widget.set_trait("connected", True)
         assert pad.sticks().tolist() == [0.0, 0.5, 0.0, 0.0]
         shown._paused.value = True  # a new episode would put the target back
-        page.set_viewport_size({"width": 420, "height": 420})
-        page.goto(shown.url)
-        assert shows(page) == (1, 0)
+        connect(shown, monkeypatch)
+        wait_for(lambda: shown._caption.content.startswith("episode 1, step 0"))
         start, shown._gamepad = shown._target.position.copy(), pad
         wait_for(lambda: shown._target.position[0] > start[0] + 0.199)
         assert shown._target.position == pytest.approx([start[0] + 0.2, *start[1:]], abs=1e-6), "no more ahead"
