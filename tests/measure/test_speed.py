@@ -150,7 +150,7 @@ def test_cost_where_a_price_is_known() -> None:
 def test_advice_names_an_idle_gpu_and_a_preset_that_is_not_tuned() -> None:
     card = (Gpu("Card", 80 * 2**30, "570", "12.8"),)
     alone, beside = (str(advice.advise(RunConfig(eval_every=0), KNOWN, machine(gpus=gpus))) for gpus in ((), card))
-    assert "100,000 steps of Reach with PPO take about 72 s" in alone and "Without a GPU" in alone
+    assert "100,000 steps of Reach with PPO take about 70 s" in alone and "Without a GPU" in alone
     assert 'Card is not used. device = "cuda" lets PPO step 2,048 envs at once on it.' in beside
     beast = str(advice.advise(RunConfig(eval_every=0, preset="beast"), KNOWN, machine()))
     assert 'preset = "beast"' in beast and "preset" not in alone

@@ -199,7 +199,9 @@ def test_no_secret_is_uploaded_and_the_run_can_be_resumed(
     (run.path / "config.yaml").write_text(named.to_yaml())
     copied = tmp_path / "store"
     kit.push(Run(run.path), "hf://me/keyed", episodes=1)
-    Copier(run.path, open_store(str(copied), write=True), "me").run_pass(final=True)
+    copier = Copier(run.path, open_store(str(copied), write=True), "me")
+    copier.run_pass(final=True)
+    copier.close()
 
     sent = {f"{path.parent.name}/{path.name}": path.read_bytes() for path in copied.rglob("*") if path.is_file()}
     sent |= hub.repos["me/keyed"].files
