@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from kit.config import RunConfig
 from kit.runs.api import resume
 from kit.runs.finding import RunList, list_runs
 from kit.runs.run import Run
@@ -42,6 +43,7 @@ class ResumePanel(Panel):
         super().__init__(end_session)
         self.choice, self.runs_dir, self.store = run, runs_dir, store
         self.changes = {name: value for name, value in {"store": store, **changes}.items() if value is not None}
+        RunConfig.from_dict({name: value for name, value in self.changes.items() if name != "trust"})  # checks them
         self._stored: list[Line] = []
         self._lines: dict[str, tuple[Any, Line]] = {}
         """Run name -> the widget with its row, and what it shows."""

@@ -304,4 +304,4 @@ def ago(moment: float) -> str:
     seconds = max(0.0, time.time() - moment)
     if seconds < 2:
         return "just now"
-    return f"{duration(seconds)} ago" if seconds < 86_400 else f"{seconds / 86_400:.0f} days ago"
+    return f"{duration(seconds)} ago" if seconds < 2 * 86_400 else f"{seconds / 86_400:.0f} days ago"

@@ -290,6 +290,11 @@ def store(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resume, "list_runs", lambda where: listed if "://" in str(where) else local_runs(where))
 
 
+def test_a_wrong_change_is_refused_before_the_resume_panel_is_shown() -> None:
+    with pytest.raises(UserError, match="total_steps='2M' is a text; give a whole number"):
+        ResumePanel(total_steps="2M")
+
+
 def test_runs_in_a_store_are_listed_too(tmp_path: Path, store: None, monkeypatch: pytest.MonkeyPatch) -> None:
     make_run(tmp_path, "half", state="interrupted")
     asked: list[Any] = []
