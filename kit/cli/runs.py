@@ -53,17 +53,17 @@ def _runs(options: argparse.Namespace) -> int:
         runs = family(runs)
     rows = runs.to_dicts()
     for run, row in zip(runs, rows, strict=True):
-        name, rate, size = row["name"], "", f"  {row['task']}" if row.get("task") else ""
+        name, rate, rest = row["name"], "", f"  {row['task']}" if row.get("task") else ""
         if row["success_rate"] is not None:
             rate = f"  success {row['success_rate']:.0%}"
         if isinstance(run, kit.Run):
-            size = f"  {run.size_bytes / 1e6:,.1f} MB, {run.copies()}"
+            rest = f"  {run.size_bytes / 1e6:,.1f} MB, {run.copies()}"
             if options.tree and run.parent and run.parent[0] in depth:
                 depth[row["name"]] = depth[run.parent[0]] + 1
                 name = f"{'  ' * depth[row['name']]}{name} (from step {run.parent[1]:,})"
         depth.setdefault(row["name"], 0)
         progress = f"{row['step']:>11,} of {row['total_steps']:,} ({row['step'] / max(1, row['total_steps']):.0%})"
-        lines.append(f"{name:40} {row['state']:12} {progress}{rate}{size}")
+        lines.append(f"{name:40} {row['state']:12} {progress}{rate}{rest}")
     return print_value(options, rows, "\n".join(lines) or f"no runs in {options.where}; `kit train` starts one")
 
 

@@ -340,7 +340,7 @@ def duration(seconds: float) -> str:
 
 
 def rough_duration(seconds: float) -> str:
-    """Format an estimate from one measurement, to about ten percent, such as "45 s", "25 min" or "2 h 30 min"."""
+    """Format an estimate from one measurement, to about 20 percent, such as "45 s", "25 min" or "2 h 30 min"."""
     roundings = ((20, 1), (100, 5), (600, 60), (6000, 300), (math.inf, 1800))  # (below, to), s
     step = next(step for limit, step in roundings if seconds < limit)
     return duration(step * round(seconds / step)).removesuffix(" 00 min")

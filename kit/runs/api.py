@@ -17,7 +17,7 @@ from kit.format.layout import LATEST
 from kit.machine import host
 from kit.runs import control, directory, notify, opponents, provenance, status, tracking
 from kit.runs.finding import is_branch, local_runs, locate, locate_unfinished
-from kit.runs.run import Run, load_policy, opened
+from kit.runs.run import Run, opened
 from kit.runs.warm_start import first_checkpoint, warm_start
 from kit.trust import permit
 
@@ -91,7 +91,7 @@ def resume(
     if path_or_url is None:
         run, new_location = locate_unfinished(runs_dir, changes.get("store"), max_gb, trust)
     else:
-        stays = str(path_or_url).startswith(str(changes.get("store", "")))  # else it goes on as a copy of its own
+        stays = "store" not in changes  # else it may go on as a copy of its own
         run, new_location = locate(path_or_url, runs_dir, max_gb, trust, to_resume=stays)
     changes = {**new_location, **changes}
     opened(run, trust)
@@ -233,8 +233,6 @@ def create(
     env = envs.describe(config.env, config.env_options)
     if ":" in config.env and env.batched:
         check.check_one_step(config.env, config.env_options)
-    if ":" in config.algo or ":" in config.encoder:
-        load_policy(config, None)  # raises what the user's own class raises
     teacher.check(config, env, trust)
     demonstrations.check(config, env)
     if requested["run_name"] is None:  # two runs may start in one second
@@ -242,7 +240,8 @@ def create(
     if config.store:
         store = open_store(config.store, write=True)  # raises now, not after an hour, if the store cannot be written
         with contextlib.suppress(OSError):  # a folder that cannot be read: `directory.create` says so
-            check_new(store, directory.free(config))
+            directory.free(config)
+        check_new(store, Path(config.runs_dir).expanduser() / str(config.run_name))
     path = directory.create(config)
     try:
         status.Status.create(path, config.total_steps, plan=planned.sentence)
@@ -288,9 +287,9 @@ def _change(run: Run, changes: dict[str, Any]) -> None:
         if name not in MAY_CHANGE_ON_RESUME and value != current:
             allowed = f"only {', '.join(MAY_CHANGE_ON_RESUME)} may change"
             raise UserError(f"{name}={value!r} differs from the run's {current!r}; on resume {allowed}.")
-    if changes.get("store"):
-        changes = {**changes, "store": absolute(changes["store"])}
     config = run.config.replace(**changes)
+    if changes.get("store"):
+        config = config.replace(store=absolute(str(config.store)))
     step = run.status()["step"]
     if config.total_steps < min(step, run.config.total_steps):
         raise UserError(f"total_steps={config.total_steps:,} is less than the {step:,} steps of {run.path}; give more.")

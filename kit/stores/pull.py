@@ -289,7 +289,7 @@ def _describe(store: Store, name: str, files: dict[str, int], now: float) -> dic
     return {
         "name": name or _own_name(store),
         "state": state,
-        "task": task if isinstance(task := status.get("task"), str) else "",
+        "task": task if isinstance(task := status.get("task"), str) and task.isprintable() else "",
         "phase": phase if isinstance(phase := status.get("phase"), str) else "",
         "step": int(trained if state in AT_WORK else max(saved, default=trained)),
         "total_steps": int(_number(status.get("total_steps")) or 0),

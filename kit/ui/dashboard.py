@@ -62,6 +62,7 @@ class Dashboard:
         self.video_error = ""
         """Why the last video of the run could not be recorded."""
         self._watching: threading.Thread | None = None
+        self._closed = False
         self._redraw_now = threading.Event()
         self._last_pressed: Any = None  # the button that was pressed last: it keeps the keyboard's focus where possible
         self._acting = set[Any]()  # buttons whose action is not finished
@@ -78,6 +79,7 @@ class Dashboard:
         if (older := cells.replaced_by(self)) not in (None, self):
             older._newer, self.reports = self, older.reports
         cells.when_run_again(self.close)
+        self._closed = False
         self._shown()
         return self
 
@@ -122,7 +124,7 @@ class Dashboard:
 
     def close(self) -> None:
         """Stop watching the run, which continues, and leave the display as it is."""
-        self._watching = None
+        self._watching, self._closed = None, True
         self._redraw_now.set()
 
     def _watches(self, run: Run) -> bool:
@@ -183,7 +185,9 @@ class Dashboard:
 
     def _watch_again(self) -> None:
         """Watch the shown run if another panel or program has resumed it."""
-        if self.run is not None and self.is_working and not (self._watching and self._watching.is_alive()):
+        if self._closed or self.run is None or (self._watching is not None and self._watching.is_alive()):
+            return
+        if self.is_working:
             self.attach(self.run)
 
     def _redrawn(self, run: Run, now: dict[str, Any]) -> None:
@@ -278,7 +282,7 @@ class Dashboard:
             run.unpause()
         elif not run.is_working(now):
             self.say("Resuming from the last checkpoint…")
-            self.attach(resume(run.path, background=True))
+            self.newest.attach(resume(run.path, background=True))
             return
         self.say("")
 

@@ -389,7 +389,7 @@ class TrainPanel(Panel):
             return
         finally:
             self._starting = False
-        self.attach(run)
+        self.newest.attach(run)  # the cell may have run again meanwhile
 
 
 def asked_for(config: RunConfig) -> str:

@@ -28,8 +28,8 @@ class ResumePanel(Panel):
     >>> panel = kit.ui.ResumePanel().show()
 
     `run` (a name, a path, or a URL in a store) is resumed at once. `changes`: RunConfig fields to change on resume, and
-    `trust` as in `kit.resume`. In a notebook executed without a user, the panel resumes `run`; default: the latest
-    unfinished run on this machine or, if there is none, in the store.
+    `trust` and `max_gb` as in `kit.resume`. In a notebook executed without a user, the panel resumes `run`; default:
+    the latest unfinished run on this machine or, if there is none, in the store.
     """
 
     def __init__(
@@ -43,7 +43,8 @@ class ResumePanel(Panel):
         super().__init__(end_session)
         self.choice, self.runs_dir, self.store = run, runs_dir, store
         self.changes = {name: value for name, value in {"store": store, **changes}.items() if value is not None}
-        RunConfig.from_dict({name: value for name, value in self.changes.items() if name != "trust"})  # checks them
+        fields = {name: value for name, value in self.changes.items() if name not in ("trust", "max_gb")}
+        RunConfig.from_dict(fields)  # raises for a wrong one
         self._stored: list[Line] = []
         self._lines: dict[str, tuple[Any, Line]] = {}
         """Run name -> the widget with its row, and what it shows."""
@@ -140,7 +141,7 @@ class ResumePanel(Panel):
             self._start_resume(line.choice)
 
     def _start_resume(self, choice: str | Path) -> None:
-        self.do(lambda: self.attach(self._resume(choice)), "Resuming from the last checkpoint…")
+        self.do(lambda: self.newest.attach(self._resume(choice)), "Resuming from the last checkpoint…")
 
 
 def list_lines(where: str | Path | None, reader: RowReader | None = None) -> list[Line]:

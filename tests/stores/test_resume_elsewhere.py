@@ -113,3 +113,6 @@ def test_a_run_that_another_machine_trains_is_refused_before_its_download(tmp_pa
     assert not there.exists()
     locate(store.url, str(there))  # to look at it, or to start a branch
     assert (there / "run/config.yaml").is_file()
+    lease.release(store, "run", "rival")
+    lease.acquire(store, "run", lease.owner_of(there / "run"))  # and then killed
+    assert locate(store.url, str(there), to_resume=True)[0].path == there / "run", "the owner itself may go on at once"

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import pytest
 import torch
-from gymnasium import spaces
-from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 
 import kit
 from kit.config import ALGOS, RunConfig
@@ -19,7 +16,6 @@ from kit.runs.fingerprint import fingerprint
 from kit.trainers import make_trainer
 from kit.trainers.algorithm import find
 from tests.trainers.anything import ACTIONS, OBSERVATIONS
-from tests.trainers.toy import REINFORCE, Reinforce
 
 ANYTHING, TOY = "tests.trainers.anything:Anything", "tests.trainers.toy:REINFORCE"
 SMALL = {
@@ -43,28 +39,6 @@ def test_a_user_defined_algorithm_trains_saves_and_resumes(tmp_path: Path) -> No
     assert again.status()["step"] == 9040 and fingerprint(again)
     with pytest.raises(UserError, match=r"gama=0\.9 is not one of Reinforce's; did you mean gamma"):
         resolve(RunConfig(algo=TOY, overrides={"gama": 0.9}))
-
-
-class Unbuildable(BaseFeaturesExtractor):
-    """An encoder that expects an observation entry which Reach has not."""
-
-    def __init__(self, observation_space: spaces.Dict) -> None:
-        super().__init__(observation_space["image"], 1)
-
-
-class Broken(Reinforce):
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        raise LookupError("broken")
-
-
-BROKEN = dataclasses.replace(REINFORCE, trainer=Broken)
-
-
-@pytest.mark.parametrize("own", [{"encoder": f"{__name__}:Unbuildable"}, {"algo": f"{__name__}:BROKEN"}], ids=str)
-def test_a_class_that_cannot_be_built_leaves_no_run(tmp_path: Path, own: dict[str, str]) -> None:
-    with pytest.raises((TypeError, LookupError)):  # its own error, with the traceback to it
-        kit.train(**own, runs_dir=str(tmp_path / "runs"))
-    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize("algo", ALGOS)

@@ -81,6 +81,8 @@ def test_a_panel_stops_when_its_cell_runs_again_and_the_report_below_follows_the
     assert execute(f"print(*(refreshes(panel) for panel in {panels}))") == "False False True True True\n"
     assert execute("print(refreshes(older_page), 'runs' in older_page._live)") == "False False\n"
     assert execute("print(len(newer.reports), len(newer_board.reports), older.newest is newer)") == "1 0 True\n"
+    execute("older._beat()")  # one that was under way
+    assert execute("print(watches(older))") == "False\n"
     execute("report(newer)", c)
     assert execute("print(len(newer.reports))") == "1\n", "the older report has ended"
 
