@@ -177,8 +177,10 @@ def test_after_an_exception_in_a_rank_all_ends_and_this_process_can_train_again(
     fields = {**FEW, "runs_dir": str(tmp_path), "total_steps": WORLDS * STEPS}
     for rank, says in ((0, "AssertionError: a bug"), (1, "RuntimeError: process 1 of this run failed")):
         (tmp_path / f"task_of_rank{rank}.py").write_text(
-            "import sys\nfrom kit.tasks.reach.task import Reach\n\nclass Task(Reach):\n    def state(self):\n"
-            f"        assert self.n == {N} or ('ranks' in sys.argv[0]) != {rank == 1}, 'a bug'\n"  # N: of the check
+            "import sys\nfrom kit.tasks.reach.task import Reach\n\n"
+            + f"assert 'ranks' not in sys.argv[0] or {rank == 0}, 'a bug'\n\n"  # before it joins the others
+            + "class Task(Reach):\n    def state(self):\n"
+            f"        assert self.n == {N} or 'ranks' in sys.argv[0] or {rank == 1}, 'a bug'\n"  # N: of the check
             "        return super().state()\n"
         )
         now = kit.train(**fields | {"env": f"task_of_rank{rank}:Task"}).status()
