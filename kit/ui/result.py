@@ -18,8 +18,8 @@ from kit.ui.videos import caption, missing_video, poster, tag
 
 WAITING = "The result appears here as soon as the run is finished; you can also run this cell again later."
 BLOCKED = (
-    "Waiting until the run is finished. Buttons in this notebook answer after this cell. Interrupt it to stop waiting; "
-    "the training goes on."
+    "Waiting until the run is finished. Interrupt this cell to stop waiting, for example where buttons do not answer "
+    "meanwhile (Colab); the training goes on."
 )
 STOPPED = "Stopped waiting; the training goes on. Run this cell again for the result."
 EVALUATED = "in the evaluations during training"
