@@ -174,7 +174,8 @@ def _succeeds_never(rows: Rows) -> bool:
 
 
 def _never_succeeded(run: Run, rows: Rows) -> Iterator[str]:
-    if _succeeds_never(rows) and not any(_rewarded_for_something_else(run, rows)):
+    likelier = (_too_short, _rewarded_for_something_else)
+    if _succeeds_never(rows) and not any(any(check(run, rows)) for check in likelier):
         yield (
             "No episode has succeeded, so success was never rewarded. A reward that grows towards the goal, an easier "
             "start (env_options), or demonstrations (algo BC) show it the way."

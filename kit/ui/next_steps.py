@@ -39,8 +39,14 @@ def advice(run: Run, improved: bool) -> list[str]:
 
 
 def _more_steps(run: Run) -> int:
-    """Return twice the run's steps, or the task's usual number of steps if that is larger."""
+    """Return twice the run's steps, or the task's usual number if that is larger; of a stopped run its own steps."""
+    if not _is_finished(run):
+        return run.config.total_steps
     return max(2 * run.config.total_steps, diagnosis.usual_steps(run) or 0)
+
+
+def _is_finished(run: Run) -> bool:
+    return bool(run.status()["state"] == "finished")
 
 
 class NextSteps:
@@ -56,7 +62,7 @@ class NextSteps:
         self._viewer: Any = None
         whose = "the form's settings" if isinstance(self._dashboard, TrainPanel) else "this run's settings"
         fork = f"Start a new run from the best policy of this run, with {whose}"
-        longer = "Resume with this run's settings, to twice its steps or the task's usual number"
+        longer = "Resume with this run's settings, to twice its steps or the task's usual number; to its end if it was stopped"
         self.buttons = {
             "Train longer": ("forward", longer, self._longer),
             "Branch from the best": ("code-fork", fork, self._branch),
@@ -87,7 +93,8 @@ class NextSteps:
             self._close_viewer()
             self.below.children = []
         self.run = run
-        self._longer_button.description = f"Train longer, to {_more_steps(run):,} steps"
+        word = "Train longer" if _is_finished(run) else "Resume"
+        self._longer_button.description = f"{word}, to {_more_steps(run):,} steps"
         has_policy = not run.is_working() and bool(run.checkpoints() or run.best())
         self._box.layout.display = None if has_policy else "none"
 

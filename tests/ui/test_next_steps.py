@@ -55,6 +55,12 @@ def test_advice_for_a_short_run_names_the_steps_that_its_task_needs(tmp_path: Pa
     assert next_steps.advice(enough, improved=True) == [first], "two thirds of the usual steps are enough"
 
 
+def test_without_success_so_far_a_short_run_is_only_told_to_train_longer(tmp_path: Path) -> None:
+    rows = [GOOD | {"eval/success_rate": 0.0, "rollout/success_rate": 0.0}] * 6
+    found = diagnosis.causes(run_with(tmp_path, rows, step=20_000))
+    assert found == ["It trained for only 20,000 steps. Train longer."]
+
+
 def test_a_run_that_collapsed_is_not_told_to_train_longer(tmp_path: Path) -> None:
     """With a learning rate of 0.03: a short run, and a KL divergence of 180."""
     rates = (0.0, 0.3, 0.05, 0.05, 0.05, 0.05)
@@ -78,6 +84,8 @@ def test_train_longer_goes_to_the_usual_steps_of_the_task(tmp_path: Path, steps:
     shown = next_steps.NextSteps(Dashboard())
     shown.choose(make_run(tmp_path, config={"env": env, "total_steps": steps}))
     assert shown._longer_button.description == f"Train longer, to {more} steps"
+    shown.choose(make_run(tmp_path, "stopped", state="interrupted", config={"env": env, "total_steps": steps}))
+    assert shown._longer_button.description == f"Resume, to {steps:,} steps"
 
 
 @pytest.mark.parametrize("taught", [{"algo": "BC", "dataset": "demos"}, {"algo": "Distill", "teacher": "scripted"}])
