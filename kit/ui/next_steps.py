@@ -62,7 +62,7 @@ class NextSteps:
         self._viewer: Any = None
         whose = "the form's settings" if isinstance(self._dashboard, TrainPanel) else "this run's settings"
         fork = f"Start a new run from the best policy of this run, with {whose}"
-        longer = "Resume with this run's settings, to twice its steps or the task's usual number; to its end if it was stopped"
+        longer = "Resume with this run's settings: to its end, or else to twice its steps or the task's usual number"
         self.buttons = {
             "Train longer": ("forward", longer, self._longer),
             "Branch from the best": ("code-fork", fork, self._branch),
