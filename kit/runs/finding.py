@@ -123,8 +123,7 @@ def locate_step(text: str | Path, runs_dir: str, trust: bool = False) -> tuple[R
 def locate_unfinished(
     runs_dir: str, store: str | None = None, max_gb: float = 8.0, trust: bool = False
 ) -> tuple[Run, dict[str, Any]]:
-    """Find the latest unfinished run in `runs_dir`, or else in `store`, as `locate` does to resume. Skips pruned
-    trials."""
+    """Find the latest unfinished run in `runs_dir`, or else in `store`, to resume it. Skips pruned trials."""
     for run in local_runs(runs_dir):
         now = run.status()
         if now["state"] in ("interrupted", "failed") and now["phase"] != "pruned":

@@ -64,7 +64,7 @@ class Run:
 
     @property
     def knows_request(self) -> bool:
-        """Whether `requested` is what the user asked for. Runs of kit 0.2 did not record it."""
+        """Whether the run has recorded the settings that the user gave, in `requested`. Runs of kit 0.2 have not."""
         return self._created("requested") is not None
 
     @property

@@ -83,15 +83,21 @@ def held_for(url: str | None, run_name: str, run_dir: Path, clock: Clock = time.
     """
     if url is None:
         return 0.0
-    _, lease = read(open_store(url), run_name)
-    return 0.0 if lease is None or lease.owner == known_owner(run_dir) else max(0.0, lease.expires - clock())
+    lease = _of_another(open_store(url), run_name, run_dir)
+    return 0.0 if lease is None else max(0.0, lease.expires - clock())
 
 
 def check_free(store: Store, run_name: str, run_dir: Path, clock: Clock = time.time) -> None:
     """Raise `LeaseHeld` if another machine's lease of the run has not expired. `run_dir` as in `held_for`."""
-    _, lease = read(store, run_name)
-    if lease is not None and lease.owner != known_owner(run_dir) and lease.expires > clock():
+    lease = _of_another(store, run_name, run_dir)
+    if lease is not None and lease.expires > clock():
         raise LeaseHeld(run_dir.name, lease)
+
+
+def _of_another(store: Store, run_name: str, run_dir: Path) -> Lease | None:
+    """Return the run's lease, perhaps expired, if another machine than that with `run_dir` took it; else None."""
+    _, lease = read(store, run_name)
+    return None if lease is None or lease.owner == known_owner(run_dir) else lease
 
 
 def renew(store: Store, run_name: str, owner: str, ttl_s: float = TTL_S, clock: Clock = time.time) -> Lease:
