@@ -51,9 +51,9 @@ def known(run: Run) -> str:
 
 
 def usual_steps(run: Run) -> int | None:
-    """Return the task's usual steps; None if unknown or if the run learns from a teacher or dataset."""
+    """Return the usual steps of training from scratch; None if unknown, or with a teacher, a dataset or a warm start."""
     config = run.config
-    return None if config.teacher or config.dataset else sensible_steps(config.env)
+    return None if config.teacher or config.dataset or run.parent else sensible_steps(config.env)
 
 
 def causes(run: Run) -> list[str]:

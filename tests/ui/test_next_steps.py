@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from kit.runs import provenance
 from kit.runs.run import Run
 from kit.ui import diagnosis, next_steps, result
 from kit.ui.dashboard import Dashboard
@@ -91,6 +92,13 @@ def test_train_longer_goes_to_the_usual_steps_of_the_task(tmp_path: Path, steps:
 @pytest.mark.parametrize("taught", [{"algo": "BC", "dataset": "demos"}, {"algo": "Distill", "teacher": "scripted"}])
 def test_the_usual_steps_are_not_those_of_runs_that_learn_from_others(tmp_path: Path, taught: dict[str, Any]) -> None:
     assert next_steps.advice(run_with(tmp_path, [GOOD] * 6, taught, step=20_000, success_rate=0.3), True) == []
+
+
+def test_the_usual_steps_are_not_those_of_a_branch(tmp_path: Path) -> None:
+    run = run_with(tmp_path, [GOOD] * 6, {"env": "Mission"}, step=8_000_000, success_rate=0.75)
+    assert "It trained for only" in " ".join(next_steps.advice(run, improved=True))
+    provenance.write(run.path, run.config, parent={"name": "team", "step": 40_000_000})
+    assert next_steps.advice(Run(run.path), improved=True) == []
 
 
 def test_a_return_that_rises_without_success_is_named_first(tmp_path: Path) -> None:
