@@ -51,7 +51,7 @@ def known(run: Run) -> str:
 
 
 def usual_steps(run: Run) -> int | None:
-    """Return the usual steps of training from scratch; None if unknown, or with a teacher, a dataset or a warm start."""
+    """Return the usual steps of training from scratch; None if unknown or with teacher, dataset or warm start."""
     config = run.config
     return None if config.teacher or config.dataset or run.parent else sensible_steps(config.env)
 

@@ -95,7 +95,8 @@ def test_the_usual_steps_are_not_those_of_runs_that_learn_from_others(tmp_path: 
 
 
 def test_the_usual_steps_are_not_those_of_a_branch(tmp_path: Path) -> None:
-    run = run_with(tmp_path, [GOOD] * 6, {"env": "Mission"}, step=8_000_000, success_rate=0.75)
+    options = {"env": "Mission", "env_options": {"curriculum": False}}
+    run = run_with(tmp_path, [GOOD] * 6, options, step=8_000_000, success_rate=0.75)
     assert "It trained for only" in " ".join(next_steps.advice(run, improved=True))
     provenance.write(run.path, run.config, parent={"name": "team", "step": 40_000_000})
     assert next_steps.advice(Run(run.path), improved=True) == []
