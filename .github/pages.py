@@ -42,7 +42,7 @@ PACKAGES = ("kit", "kit.ui", "kit.config", "kit.envs", "kit.envs.task", "kit.tra
 """What the reference documents."""
 STYLE = """<meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <style>body{font:16px/1.5 system-ui,sans-serif;max-width:860px;margin:40px auto;padding:0 16px}
-li{display:flex;gap:16px;margin:18px 0;align-items:center}img{width:220px;border-radius:6px}small{opacity:.7}</style>"""
+li{display:flex;gap:16px;margin:18px 0;align-items:center}img{width:220px;max-height:120px;object-fit:contain;border-radius:6px}small{opacity:.7}</style>"""
 TILE, PICTURE_S, PICTURE_FPS = 216, 8, 10  # pixels, seconds, frames per second of the README's picture
 FOLDED = r"""{% extends "lab/index.html.j2" %}{% block input %}
 {%- if cell.metadata.get("jupyter", {}).get("source_hidden") %}<details style="font:13px system-ui,sans-serif">
@@ -84,7 +84,7 @@ def execute(source: Path, out: Path, given: dict[str, Any]) -> Lesson:
     minutes = (time.monotonic() - started) / 60
     page, _ = HTMLExporter(exclude_input_prompt=True, raw_template=FOLDED).from_filename(str(result))
     (out / f"{source.stem}.html").write_text(with_links(page))
-    if picture := first_picture(result):
+    if picture := preview(result):
         (out / f"{source.stem}.png").write_bytes(picture)
     title = "".join(json.loads(source.read_text())["cells"][0]["source"]).splitlines()[0].removeprefix("# ")
     commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
@@ -105,13 +105,11 @@ def terms() -> str:
     return f"<title>kit: terms</title>{STYLE}{with_links(body)}"
 
 
-def first_picture(notebook: Path) -> bytes | None:
-    """Return the first PNG among a notebook's outputs, None if it has none."""
-    for cell in json.loads(notebook.read_text())["cells"]:
-        for output in cell.get("outputs", []):
-            if png := output.get("data", {}).get("image/png"):
-                return base64.b64decode(png)
-    return None
+def preview(notebook: Path) -> bytes | None:
+    """Return the largest PNG among a notebook's outputs, the one that shows most, None if it has none."""
+    outputs = [output for cell in json.loads(notebook.read_text())["cells"] for output in cell.get("outputs", [])]
+    found = [png for output in outputs if (png := output.get("data", {}).get("image/png"))]
+    return base64.b64decode(max(found, key=len)) if found else None
 
 
 def moving_picture(work: Path, path: Path) -> None:
