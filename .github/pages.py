@@ -42,7 +42,9 @@ PACKAGES = ("kit", "kit.ui", "kit.config", "kit.envs", "kit.envs.task", "kit.tra
 """What the reference documents."""
 STYLE = """<meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <style>body{font:16px/1.5 system-ui,sans-serif;max-width:860px;margin:40px auto;padding:0 16px}
-li{display:flex;gap:16px;margin:18px 0;align-items:center}img{width:220px;max-height:120px;object-fit:contain;border-radius:6px}small{opacity:.7}</style>"""
+li{display:flex;gap:16px;margin:18px 0;align-items:center}
+img{width:220px;max-height:120px;object-fit:contain;border-radius:6px}
+small{opacity:.7}</style>"""
 TILE, PICTURE_S, PICTURE_FPS = 216, 8, 10  # pixels, seconds, frames per second of the README's picture
 FOLDED = r"""{% extends "lab/index.html.j2" %}{% block input %}
 {%- if cell.metadata.get("jupyter", {}).get("source_hidden") %}<details style="font:13px system-ui,sans-serif">
