@@ -36,6 +36,7 @@ class Case:
     env_options: dict[str, Any] = field(default_factory=dict)
     overrides: dict[str, Any] = field(default_factory=dict)
     encoder: str = "auto"
+    teacher: str = ""
 
     @property
     def name(self) -> str:
@@ -56,15 +57,18 @@ FROZEN = {"policy_kwargs": {"features_extractor_kwargs": {"frozen": True}}}
 CASES = (
     Case("Mission", "PPO"), Case("Mission", "PPO", {"side": "defenders"}), Case("Ant", "PPO"), Case("Ant", "A2C"),
     Case("Ant", "RecurrentPPO"), Case("Ant", "SAC"), Case("Ant", "TD3"), Case("Ant", "CrossQ"), Case("Reach", "PPO"),
-    Case("Go1Joystick", "PPO"), Case("G1Joystick", "PPO"), Case("Push", "SAC"), Case("Dishwashing", "SAC"),
-    Case("ReachVision", "PPO"), Case("ReachVision", "SAC"), Case("DishwashingVideo", "PPO"),
+    Case("Go1Joystick", "PPO"), Case("G1Joystick", "PPO"), Case("G1Legs", "PPO"), Case("Push", "SAC"),
+    Case("PickAndPlace", "SAC"), Case("Slide", "SAC"), Case("Dishwashing", "SAC"), Case("ReachVision", "PPO"),
+    Case("ReachVision", "SAC"), Case("DishwashingVideo", "PPO"),
     Case("DishwashingVideo", "PPO", overrides=FROZEN, encoder="r3d18"),
+    Case("DishwashingVideo", "Distill", teacher="scripted"),
 )  # fmt: skip
 
 
 def count(case: Case, n_envs: int = 8) -> Row:
     """Train `case` for three iterations on the pretended GPU, which must be installed, and count the third."""
     from kit.envs import make_vec
+    from kit.runs.teacher import make_teacher
     from kit.trainers import make_trainer
     from tests.runs.crash import create
     from tests.trainers.iteration import one_iteration
@@ -74,10 +78,12 @@ def count(case: Case, n_envs: int = 8) -> Row:
     with tempfile.TemporaryDirectory() as folder:
         run = create(
             Path(folder), "run", case.algo, {**steps, **case.overrides}, env=case.env, env_options=case.env_options,
-            n_envs=n_envs, device="cuda", encoder=case.encoder,
+            n_envs=n_envs, device="cuda", encoder=case.encoder, **({"teacher": case.teacher} if case.teacher else {}),
         )  # fmt: skip
         env = make_vec(case.env, n_envs, "cuda", env_options=case.env_options)
         trainer: Any = make_trainer(run.config, env)
+        if case.teacher:
+            trainer.set_teacher(make_teacher(run.config, env, None))
         _, callback = trainer._setup_learn(10**9, None, True)
         trainer._log_now = False
         for _ in range(2):

@@ -22,8 +22,8 @@ KERNELS = {
 """Most kernels that torch may launch in an env step: what was counted, and a little room."""
 
 
-MORE = {"Ant:PPO", "Go1Joystick:PPO", "ReachVision:PPO"}
-"""Rows of the table that show nothing more: two are among the variants, the third is in the other rows with images."""
+MORE = {"Ant:PPO", "Go1Joystick:PPO", "ReachVision:PPO", "PickAndPlace:SAC", "Slide:SAC", "G1Legs:PPO"}
+"""Rows of the table that show nothing more than other rows or the variants below."""
 LIGHT = [case for case in CASES if case.name not in MORE and case.encoder != "r3d18"]
 """A minute of a 3D residual network shows nothing more either."""
 GENERAL = {"policy_kwargs": {"net_arch": {"pi": [8], "vf": []}}}

@@ -51,13 +51,15 @@ def rolling(sim, seed: int = 0) -> None:
     sim.ctrl.copy_(torch.rand(sim.n, sim.model.nu, generator=generator))
 
 
-@pytest.mark.parametrize("name", ["Ant", "Reach", "Push", "Dishwashing", "Go1Joystick", "G1Joystick"])
+@pytest.mark.parametrize("name", ["Ant", "Reach", "Push", "Slide", "Dishwashing", "Go1Joystick", "G1Joystick"])
 def test_warp_and_mujoco_in_c_have_the_same_physics(name):
     """After 1, 10 and 100 physics steps from states with contacts, coordinates (m, rad) differ by rounding.
 
     For equal problems both solvers converge, and friction cones are elliptic: MuJoCo Warp lays the axes of a pyramid
-    differently where a capsule stands steeply on a plane, which moves an Ant by up to 2e-4 in a step.
+    differently where a capsule stands steeply on a plane, which moves an Ant by up to 2e-4 in a step. The points where
+    Slide's puck, a cylinder, touches the table are found iteratively, in single precision in MuJoCo Warp.
     """
+    one, many = ((1e-5, 1e-5), (1e-3, 1e-4)) if name == "Slide" else ((1e-6, 5e-7), (1e-3, 5e-5))
     env = TensorEnv(make_task(name), 4, threads=1)
     generator = torch.Generator().manual_seed(0)
     low, high = (torch.as_tensor(bound) for bound in (env.action_space.low, env.action_space.high))
@@ -73,7 +75,7 @@ def test_warp_and_mujoco_in_c_have_the_same_physics(name):
     for sim in (c, warp):
         sim.reset(everywhere(sim), **state)
     assert torch.allclose(warp.xpos.double(), c.xpos, atol=1e-5)
-    for steps, most, median in ((1, 1e-6, 5e-7), (9, 1e-3, 5e-5), (90, 1e-3, 5e-5)):
+    for steps, (most, median) in ((1, one), (9, many), (90, many)):
         for sim in (c, warp):
             sim.step(steps)
         difference = (warp.qpos.double() - c.qpos).abs().amax(1)
