@@ -26,6 +26,8 @@ DOLLARS_PER_HOUR = {
     ("AWS EC2", "A10G"): 1.01, ("Lambda", "3090"): 0.50,
 }  # fmt: skip
 """(`Place.name`, text in `Machine.title`) -> last known price per hour; the current price may differ."""
+LITTLE_BYTES = 5e8
+"""A replay buffer below this size is not worth a sentence."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,17 @@ def disk_use(config: RunConfig) -> str:
     space = f"{free / 1e9:,.3g} GB of free disk space"
     limit = f" of {space}" if budget <= free else f", but there are only {space}"
     return f"checkpoints take at most {config.disk_budget}{limit}"
+
+
+def memory_use(config: RunConfig, speed: Speed, machine: Machine | None = None) -> str:
+    """Describe the replay buffer's memory, such as "stored steps take 2.6 GB of 24 GB of memory"; "" if it is small."""
+    if (need := speed.replay_use(config)) < LITTLE_BYTES:
+        return ""
+    machine = machine or describe()
+    on_gpu = config.device.startswith("cuda") and machine.gpus
+    memory = machine.gpus[0].memory_bytes if on_gpu else machine.memory_bytes
+    space, takes = f"{memory / 1e9:,.3g} GB of memory", f"stored steps take {need / 1e9:,.2g} GB"
+    return f"{takes} of {space}" if need < memory else f"{takes}, but there are only {space}: lower buffer_size"
 
 
 def within_reach(config: RunConfig) -> RunConfig:

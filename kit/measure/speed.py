@@ -75,6 +75,10 @@ class Speed:
     """Duration of one evaluation, s, assuming that every episode reaches its time limit."""
     pictures_per_s: float | None = None
     """Images of `IMAGE_SIZE` rendered per second, summed over all envs; None if not measured."""
+    replay_bytes: float = 0.0
+    """Memory of one stored env step; 0 for an algorithm without a replay buffer."""
+    replay_steps: int = 0
+    """Most env steps that the replay buffer holds."""
 
     def seconds(self, config: RunConfig) -> float:
         """Return the estimated duration of the run `config`, s, including startup and evaluations."""
@@ -84,6 +88,10 @@ class Speed:
         # of the initial policy, at most one after each iteration, and the final test, in as many episodes
         evaluations = 1 + min(intervals, iterations) + 1 if every else 0
         return STARTUP_S + config.total_steps / self.steps_per_s + evaluations * self.evaluation_s
+
+    def replay_use(self, config: RunConfig) -> float:
+        """Return the bytes that the replay buffer of the run `config` takes at its end."""
+        return self.replay_bytes * min(config.total_steps, self.replay_steps)
 
     @property
     def update_share(self) -> float:
@@ -180,6 +188,8 @@ def measure(config: RunConfig, seconds: float, report: Report, images: bool = Fa
             if env.physics is not None:
                 physics.append(_physics(env, int(config.threads), 0.15 * seconds / TURNS))
         trained = _training(trainer, 0.6 * seconds, report)
+        replay: Any = getattr(trainer, "replay_buffer", None)
+        stored = replay.capacity * replay.n_envs if replay is not None else 0
         report("evaluation")
         evaluation_s = _evaluation(config, trainer, 0.1 * seconds)
         pictures = None
@@ -189,7 +199,10 @@ def measure(config: RunConfig, seconds: float, report: Report, images: bool = Fa
     finally:
         env.close()
     bare = max(physics + whole) if physics else None  # the env includes the physics, so physics alone cannot be slower
-    return Speed(config.env, config.algo, n_envs, config.device, bare, max(whole), trained, evaluation_s, pictures)
+    return Speed(
+        config.env, config.algo, n_envs, config.device, bare, max(whole), trained, evaluation_s, pictures,
+        replay.nbytes / stored if stored else 0.0, stored,
+    )  # fmt: skip
 
 
 class RandomTeacher:

@@ -62,6 +62,12 @@ class Replay:
         return max(0, self.written - self._oldest)
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of all rows, written or not, once the first row is stored; the images of episodes' ends excepted."""
+        rings = [images.ring for images in self._images.values() if images.ring is not None]
+        return sum(tensor.nbytes for tensor in (*self._columns.values(), *rings))
+
+    @property
     def _oldest(self) -> int:
         """Number of the oldest row that can be sampled."""
         stored = max(self.first, self.written - self.capacity)

@@ -477,7 +477,8 @@ class Estimator:
                     return
             time_and_price = advice.estimate(resolved, measured, None, dollars_per_hour)
             envs = f"with {resolved.n_envs} env{'' if resolved.n_envs == 1 else 's'} on {resolved.device}"
-            estimate = f"{time_and_price[0].upper()}{time_and_price[1:]}, {envs}; {advice.disk_use(resolved)}."
+            uses = "; ".join(filter(None, (advice.memory_use(resolved, measured), advice.disk_use(resolved))))
+            estimate = f"{time_and_price[0].upper()}{time_and_price[1:]}, {envs}; {uses}."
             if at_work:
                 estimate += f" {name_or_count(at_work, 'is training too, so both', 'train, so all')} are slower."
             show(estimate, True)

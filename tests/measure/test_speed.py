@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -65,8 +66,11 @@ def test_a_probe_measures_updates_even_if_they_start_late(algo: str, monkeypatch
     updates = []
     monkeypatch.setattr(OffPolicyTrainer, "train", lambda self, *_: updates.append(1))
     config = RunConfig(env="Reach", algo=algo, n_envs=2, overrides={"learning_starts": 10**6, "batch_size": 16})
-    speed.probe(config, seconds=0.5, show=False)
+    measured = speed.probe(config, seconds=0.5, show=False)
     assert updates
+    two_obs, action, reward_and_end = 2 * 24 * 4, 7 * 4, 4 + 1
+    assert measured.replay_bytes == two_obs + action + reward_and_end, "bytes of an env step of Reach, by hand"
+    assert measured.replay_use(config.replace(total_steps=1000)) == 225_000
 
 
 def test_the_evaluation_of_physics_without_images_is_measured_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,6 +122,17 @@ def test_text_of_disk_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert advice.disk_use(config) == "checkpoints take at most 10GB of 71.4 GB of free disk space"
     much = config.replace(disk_budget="1TB")
     assert advice.disk_use(much) == "checkpoints take at most 1TB, but there are only 71.4 GB of free disk space"
+
+
+def test_text_of_memory_use() -> None:
+    """100,000 clips of 13 kB; a run of fewer steps than the buffer holds never fills it."""
+    images = dataclasses.replace(KNOWN, replay_bytes=13_000.0, replay_steps=1_000_000)
+    config, small = RunConfig(total_steps=100_000), machine(memory_bytes=int(12e9))
+    assert advice.memory_use(config, images, small) == "stored steps take 1.3 GB of 12 GB of memory"
+    assert advice.memory_use(config.replace(total_steps=9_000_000), images, small) == (
+        "stored steps take 13 GB, but there are only 12 GB of memory: lower buffer_size"
+    )
+    assert advice.memory_use(config, KNOWN, small) == ""
 
 
 @pytest.mark.parametrize(
