@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from kit.config import ALGOS
+from kit.measure.uncertainty import success_differs
 from kit.runs.run import Run
 from kit.ui import style
 from kit.ui.learning import series
@@ -65,6 +67,27 @@ def causes(run: Run) -> list[str]:
     return found[:AT_MOST]
 
 
+def paid_for_something_else(rows: Rows) -> str:
+    """Return a sentence if success fell from its highest evaluation to the last one while the return rose; else ""."""
+    rows = [row for row in rows if {"eval/success_rate", "eval/std_return", "eval/episodes"} <= row.keys()]
+    if not rows:
+        return ""
+    peak, last = max(rows, key=lambda row: float(row["eval/success_rate"])), rows[-1]
+    rates = [(row["eval/success_rate"], row["eval/episodes"]) for row in (peak, last)]
+    gain, error = rise(peak, last)
+    if gain <= 2 * error or not success_differs(*rates):
+        return ""
+    returns = f"from {peak['eval/mean_return']:.3g} to {last['eval/mean_return']:.3g}"
+    fall = f"from {style.percent(rates[0][0])} to {style.percent(rates[1][0])}"
+    return f"The return rose {returns}, but success fell {fall}: the reward pays for something other than success."
+
+
+def rise(before: dict[str, Any], after: dict[str, Any]) -> tuple[float, float]:
+    """Return the rise of the mean return between two evaluations, and its standard error."""
+    errors = (row["eval/std_return"] / math.sqrt(row["eval/episodes"]) for row in (before, after))
+    return after["eval/mean_return"] - before["eval/mean_return"], math.hypot(*errors)
+
+
 def _needs_hindsight(run: Run, rows: Rows) -> Iterator[str]:
     from kit.envs import registry
     from kit.envs.task import Task
@@ -82,7 +105,7 @@ def _needs_hindsight(run: Run, rows: Rows) -> Iterator[str]:
 def _worse_at_the_end(run: Run, rows: Rows) -> Iterator[str]:
     best = run.best()
     points, shown = series(rows, _score(rows)), _shown(rows)
-    if best is None or len(points) < 4 or best.step >= 0.75 * points[-1, 0]:
+    if best is None or len(points) < 4 or best.step >= 0.75 * points[-1, 0] or paid_for_something_else(rows):
         return
     peak, last = float(points[:, 1].max()), float(points[-1, 1])
     if peak - last > 0.25 * float(np.ptp(points[:, 1])):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from importlib.util import find_spec
 from typing import Any
 
@@ -10,6 +9,7 @@ from kit.measure.uncertainty import success_differs, success_interval
 from kit.runs.run import Run
 from kit.ui import cells, style
 from kit.ui.dashboard import display_widget
+from kit.ui.diagnosis import paid_for_something_else, rise
 from kit.ui.headless import nobody_there
 from kit.ui.next_steps import NextSteps, advice
 from kit.ui.panel import Panel
@@ -123,12 +123,15 @@ def learnt(run: Run) -> tuple[str, str] | None:
     """Compare the last policy with the initial policy; return a sentence and "good", "bad" or "neutral".
 
     The policy improved if its success rate is significantly higher. If success rates do not differ significantly, it
-    improved if its mean return is higher by more than two standard errors; that is not "good" yet if no episode
-    succeeds. Returns None if the initial policy was not evaluated.
+    improved if its mean return is higher by more than two standard errors; that is not "good" if no episode succeeds,
+    or fewer than before. A return that rose while success fell is "bad". Returns None if the initial policy was not
+    evaluated.
     """
     rows = [row for row in run.rows() if "eval/std_return" in row]
     if len(rows) < 2 or rows[0]["step"] != 0:
         return None
+    if text := paid_for_something_else(rows):
+        return text, "bad"
     before, after = rows[0], rows[-1]
     if "eval/success_rate" in before and "eval/success_rate" in after:
         (then, _), (now, _) = rates = [(row["eval/success_rate"], row["eval/episodes"]) for row in (before, after)]
@@ -136,8 +139,7 @@ def learnt(run: Run) -> tuple[str, str] | None:
             word = "It learnt" if now > then else "It got worse"
             text = f"{word}: {EVALUATED}, from {style.percent(then)} to {style.percent(now)} success."
             return text, "good" if now > then else "bad"
-    gain = after["eval/mean_return"] - before["eval/mean_return"]
-    error = math.hypot(*(row["eval/std_return"] / math.sqrt(row["eval/episodes"]) for row in (before, after)))
+    gain, error = rise(before, after)
     current, initial = (f"{round(row['eval/mean_return'], 2) + 0.0:.2f}" for row in (after, before))  # no "-0.00"
     change = f"{EVALUATED}, from a mean return of {initial} to {current}."
     if abs(gain) <= 2 * error or current == initial:
@@ -146,6 +148,8 @@ def learnt(run: Run) -> tuple[str, str] | None:
         return f"It got worse: {change}", "bad"
     if after.get("eval/success_rate") == 0:
         return f"It improved, but no episode succeeds yet: {change}", "neutral"
+    if after.get("eval/success_rate", 1.0) < before.get("eval/success_rate", 0.0):
+        return f"The return rose, but success did not: {change}", "neutral"
     return f"It learnt: {change}", "good"
 
 

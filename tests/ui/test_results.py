@@ -150,6 +150,27 @@ def test_the_verdict_is_neutral_without_a_success_or_without_a_change(
     assert said.startswith(words) and verdict == "neutral"
 
 
+@pytest.mark.parametrize(
+    ("evaluations", "words", "verdict"),
+    [(((0.25, -115.0), (0.93, 10.0), (0.76, 40.0)),
+      "The return rose from 10 to 40, but success fell from 93 % to 76 %: "
+      "the reward pays for something other than success.", "bad"),
+     (((0.25, -115.0), (0.93, 10.0), (0.76, 9.0)), f"It learnt: {DURING}, from 25 % to 76 % success.", "good"),
+     (((0.25, 5.0), (0.2, 10.0)), f"The return rose, but success did not: {DURING}, from a mean return of", "neutral")],
+)  # fmt: skip
+def test_a_rising_return_with_falling_success_is_not_green(
+    tmp_path: Path, evaluations: tuple[tuple[float, float], ...], words: str, verdict: str
+) -> None:
+    """A hacked reward: running beside the ball pays more than catching it. 93 and 76 of 100 differ by 17 % ± 10 %."""
+    run = make_run(tmp_path, rows=0)
+    rows = [{"step": 400 * i, "eval/success_rate": rate, "eval/mean_return": mean, "eval/std_return": 3.0,
+             "eval/episodes": 100} for i, (rate, mean) in enumerate(evaluations)]  # fmt: skip
+    (run.path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text, learnt = result.learnt(run)
+    assert text.startswith(words) and learnt == verdict
+    assert "Branch from the best with a lower" not in result.result(run).text
+
+
 @pytest.fixture
 def shown(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The texts that a report displays, one after the other."""
