@@ -345,11 +345,10 @@ class Session:
         if (training := self._training) is None:
             return
         step, last = training.trainer.num_timesteps, training.metrics.last
-        self.status.set(
-            step=step,
-            gpu=self._monitor.summaries(),
-            **_score(last),
-        )
+        score = _score(last)
+        if score["measured_in"] == "evaluation" and training.last_eval == 0:
+            score["measured_in"] = "before training"
+        self.status.set(step=step, gpu=self._monitor.summaries(), **score)
         if self._rate_from is None:
             self._rate_from = (time.monotonic(), step) if step > training.first_step else None
             return

@@ -28,7 +28,7 @@ EMPTY: dict[str, Any] = {
     "eta_s": None,
     "mean_return": None,
     "success_rate": None,
-    "measured_in": None,  # where mean_return and success_rate come from: "training", "evaluation", "final test"
+    "measured_in": None,  # where these two come from: "before training", "evaluation", "training", "final test"
     "gpu": None,  # {"rollout": …, "update": …}: GPU use in this session, see kit.machine.gpu.Summary
     "checkpoint": None,  # {"step", "time"} of the last checkpoint verified on this machine
     "store": None,  # {"url", "step", "time", "state", "error"}: the last checkpoint verified in the store

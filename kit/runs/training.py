@@ -95,7 +95,8 @@ class Training:
         resumed, session = self._load()
         replay_lost = isinstance(self.trainer, OffPolicy) and self.trainer.replay_first == self.trainer.replay_written
         self._untrained = resumed is None or self.run.is_untrained(resumed)
-        self._last_eval, self._best = int(session.get("last_eval", -1)), session.get("best")
+        self.last_eval, self._best = int(session.get("last_eval", -1)), session.get("best")
+        """Step of the last evaluation, -1 before the first one; and the best score."""
         self._unkept_best: tuple[int, dict[str, Any]] | None = None
         self.metrics = Metrics(self.run.path, int(session.get("rows", 0)))
         self._closing.callback(self.metrics.close)
@@ -231,7 +232,7 @@ class Training:
         return self._copy is not None or not self._in_iteration
 
     def _state(self) -> dict[str, Any]:
-        session = {"rows": self.metrics.rows, "last_eval": self._last_eval, "best": self._best}
+        session = {"rows": self.metrics.rows, "last_eval": self.last_eval, "best": self._best}
         if isinstance(self.trainer, OffPolicy):
             session["replay_capacity"] = self.trainer.replay_capacity
         if self.step == 0:
@@ -241,7 +242,7 @@ class Training:
     def _eval_due(self) -> bool:
         """Whether to evaluate now. Includes step 0: the initial policy is the baseline."""
         every = int(self.config.eval_every)
-        return every > 0 and self.step // every > self._last_eval // every
+        return every > 0 and self.step // every > self.last_eval // every
 
     def _evaluate(self) -> None:
         self.status.set(phase="evaluating")
@@ -249,14 +250,14 @@ class Training:
         if result is None:  # stopped during the evaluation, which the resumed session repeats
             return
         columns = {f"eval/{name}": value for name, value in result.items() if value is not None}
-        if self.config.teacher is not None and self._last_eval < 0:
+        if self.config.teacher is not None and self.last_eval < 0:
             trainer: Any = self.trainer  # only some algorithms have a teacher
             self.status.set(phase="evaluating the teacher")
             taught = self._evaluator(trainer.teacher.player(self._evaluator.env), self._should_stop)
             if taught is None:
                 return
             columns |= {f"teacher/{name}": value for name, value in taught.items() if value is not None}
-        self._last_eval, self._unsaved_eval = self.step, True
+        self.last_eval, self._unsaved_eval = self.step, True
         self.metrics.add(self.step, columns)
         policy = {**self.trainer.policy_state(), "evaluation": result}
         if self.step > 0:  # the initial policy is for comparison only, never the best

@@ -18,6 +18,7 @@ from kit.format.files import write_atomic
 from kit.runs import directory
 from kit.runs.control import Requests
 from kit.runs.session import Session
+from kit.ui import style
 from tests.envs.slow import SLOW
 from tests.runs.crash import SLIDE, Forked, create
 
@@ -138,3 +139,14 @@ def test_status_reports_that_the_copier_has_ended(tmp_path: Path) -> None:
     assert "copying to the store has stopped" in run.status()["store"]["error"]
     (run.path / ".sync.json").write_text(json.dumps({**said, "updated": time.time() - 5}))
     assert run.status()["store"]["error"] == "starting it again"
+
+
+def test_the_score_until_the_second_evaluation_is_said_to_be_from_before_training(tmp_path: Path) -> None:
+    run = create(tmp_path, "run", env=SLIDE, total_steps=10**7, eval_every=10**6)
+    session = Forked(run)
+    assert session.until(lambda: run.status()["step"] > 100)
+    now = run.status()
+    session.kill()
+    session.wait()
+    assert now["mean_return"] is not None and now["measured_in"] == "before training"
+    assert "mean return, before training" in style.head(run.name, now)
