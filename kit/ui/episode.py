@@ -77,7 +77,8 @@ class Episode:
 
     def __repr__(self) -> str:
         steps, total = len(self.actions), self.rewards["reward"].sum()
-        return f"{self.title}: {steps} steps, return {total:.2f}"
+        frames = f", a frame every {self.stride} steps" if self.stride > 1 else ""
+        return f"{self.title}: {steps} steps{frames}, return {total:.2f}"
 
     @property
     def colours(self) -> dict[str, str]:

@@ -54,6 +54,15 @@ def test_the_slider_selects_the_page_of_a_step(played: Episode) -> None:
     assert set(played.rewards) == {"reward", "progress", "success", "precision", "effort"}
 
 
+def test_an_episode_with_frames_of_some_steps_only_says_so(
+    run: Run, played: Episode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(import_module("kit.ui.episode"), "MAX_FRAMES", 50)
+    halved = kit.ui.episode(run.path, 0)
+    assert len(halved.frames) == 50 and "episode 0: 100 steps, a frame every 2 steps, return " in repr(halved)
+    assert repr(played).replace(" steps,", " steps, a frame every 2 steps,") == repr(halved)
+
+
 def test_worst_selects_the_first_episode_of_the_video_of_failures(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     module = import_module("kit.ui.episode")  # the name is also a function of kit.ui
     monkeypatch.setattr(module, "failures_first", lambda run, step: ([2, 0, 1], "1 of 3 episodes failed"))
