@@ -12,6 +12,7 @@ import pytest
 from kit import cli
 from kit.measure import speed
 from kit.runs import directory
+from kit.runs.status import Status
 from kit.scale import cloud
 from tests.runs.crash import SLIDE, Forked, complete, create
 
@@ -90,6 +91,13 @@ def test_existing_name_is_never_overwritten(here, capsys):
     code, _, err = kit(capsys, "train", "--run-name", "mine", "--total-steps", "10")
     assert code == 2 and "run_name='mine' exists" in err
     assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before
+
+
+def test_a_list_of_runs_does_not_round_to_all(here, capsys):
+    run = create(here / "runs", "mine", total_steps=1000)
+    Status(run.path, total_steps=1000, step=996, success_rate=0.996).write()
+    out = kit(capsys, "runs")[1]
+    assert "996 of 1,000 (99.6 %)  success 99.6 %" in out
 
 
 def test_a_folder_that_is_no_run_does_not_hide_the_run_of_its_name(here, capsys):

@@ -44,6 +44,7 @@ def add_commands(add: Add) -> None:
 
 
 def _runs(options: argparse.Namespace) -> int:
+    from kit.machine.progress import percent
     from kit.runs.finding import RunList, family, is_url, list_runs
 
     if options.where != "runs" and not is_url(options.where) and not Path(options.where).expanduser().is_dir():
@@ -55,14 +56,15 @@ def _runs(options: argparse.Namespace) -> int:
     for run, row in zip(runs, rows, strict=True):
         name, rate, rest = row["name"], "", f"  {row['task']}" if row.get("task") else ""
         if row["success_rate"] is not None:
-            rate = f"  success {row['success_rate']:.0%}"
+            rate = f"  success {percent(row['success_rate'])}"
         if isinstance(run, kit.Run):
             rest = f"  {run.size_bytes / 1e6:,.1f} MB, {run.copies()}"
             if options.tree and run.parent and run.parent[0] in depth:
                 depth[row["name"]] = depth[run.parent[0]] + 1
                 name = f"{'  ' * depth[row['name']]}{name} (from step {run.parent[1]:,})"
         depth.setdefault(row["name"], 0)
-        progress = f"{row['step']:>11,} of {row['total_steps']:,} ({row['step'] / max(1, row['total_steps']):.0%})"
+        done = percent(row["step"] / max(1, row["total_steps"]))
+        progress = f"{row['step']:>11,} of {row['total_steps']:,} ({done})"
         lines.append(f"{name:40} {row['state']:12} {progress}{rate}{rest}")
     return print_value(options, rows, "\n".join(lines) or f"no runs in {options.where}; `kit train` starts one")
 

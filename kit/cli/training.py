@@ -143,7 +143,7 @@ def _config_fields(options: argparse.Namespace) -> dict[str, Any]:
 @contextmanager
 def _bar() -> Iterator[Callable[[dict[str, Any]], None]]:
     """Yield a function that shows a run's status as a progress bar; the first status opens the bar."""
-    from kit.machine.progress import progress_bar
+    from kit.machine.progress import percent, progress_bar
 
     bar: Any = None
     with ExitStack() as closing:
@@ -153,7 +153,7 @@ def _bar() -> Iterator[Callable[[dict[str, Any]], None]]:
             step, total = min(status["step"], status["total_steps"]), status["total_steps"]
             if bar is None:
                 bar = closing.enter_context(progress_bar(total, step, unit="step", unit_scale=True))
-            rate = "" if status["success_rate"] is None else f", success {status['success_rate']:.0%}"
+            rate = "" if status["success_rate"] is None else f", success {percent(status['success_rate'])}"
             bar.set_description_str(f"{status['phase']}{rate}", refresh=False)
             bar.update(max(0, step - bar.n))
 
@@ -188,6 +188,7 @@ def _batch(options: argparse.Namespace) -> int:
 
 def _print_jobs(options: argparse.Namespace, results: Results | Sweep) -> int:
     """Print the state of the jobs, or of a search's trials, and return the exit code."""
+    from kit.machine.progress import percent
     from kit.runs.status import DONE, FAILED, INTERRUPTED
     from kit.scale.work import Results
 
@@ -198,7 +199,7 @@ def _print_jobs(options: argparse.Namespace, results: Results | Sweep) -> int:
         return FAILED if results.best is None else DONE
     lines = []
     for row in results:
-        rate = "" if row["success_rate"] is None else f"  success {row['success_rate']:.0%}"
+        rate = "" if row["success_rate"] is None else f"  success {percent(row['success_rate'])}"
         score = "" if row["mean_return"] is None else f"  return {row['mean_return']:,.2f}"
         lines.append(f"{row['name']:40} {row['state']:12} {row['step']:>11,} of {row['total_steps']:,}{score}{rate}")
         lines += [f"    {row['message']}"] if row["state"] in ("failed", "waiting") and row["message"] else []

@@ -11,6 +11,7 @@ from kit import envs
 from kit.config import RunConfig, byte_count
 from kit.machine import places, settings
 from kit.machine.info import Machine, describe
+from kit.machine.progress import percent
 from kit.measure.speed import Speed, duration, rough_duration
 from kit.presets import NAMED, PPO_ON_CUDA
 
@@ -49,11 +50,12 @@ def advise(config: RunConfig, speed: Speed, machine: Machine | None = None) -> A
     sentences = [f"{config.total_steps:,} steps of {speed.env} with {speed.algo} take {takes}."]
     share = 1 - speed.update_share
     if share > 0.75:
-        sentences.append(f"Physics takes {share:.0%} of the time: more cores help, a GPU for the network would not.")
+        helps = "more cores help, a GPU for the network would not"
+        sentences.append(f"Physics takes {percent(share)} of the time: {helps}.")
     elif share < 0.4:
-        sentences.append(f"The network takes {1 - share:.0%} of the time: a smaller one would be faster.")
+        sentences.append(f"The network takes {percent(1 - share)} of the time: a smaller one would be faster.")
     else:
-        sentences.append(f"Physics takes {share:.0%} of the time, the network the rest: a good balance.")
+        sentences.append(f"Physics takes {percent(share)} of the time, the network the rest: a good balance.")
     if not machine.gpus:
         sentences.append("Without a GPU, arms, dogs and Ant train well, vision slowly; a humanoid needs one.")
     elif speed.device == "cpu":

@@ -25,7 +25,7 @@ from kit import envs
 from kit.config import RunConfig
 from kit.errors import Interrupted, UserError
 from kit.machine import settings
-from kit.machine.progress import progress_bar
+from kit.machine.progress import percent, progress_bar
 from kit.measure.auto import resolve
 
 STARTUP_S = 5.0
@@ -109,7 +109,7 @@ class Speed:
         lines += [f"{rate:>10,.0f}  {name}" for name, rate in rates.items() if rate is not None]
         ratio = self.env_steps_per_s / (self.physics_steps_per_s or float("inf"))
         share = f"The env reaches {ratio:.2f} of bare physics. " if ratio else ""
-        return "\n".join([*lines, f"{share}Networks take {self.update_share:.0%} of the training time."])
+        return "\n".join([*lines, f"{share}Networks take {percent(self.update_share)} of the training time."])
 
     __repr__ = __str__
 

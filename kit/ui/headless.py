@@ -76,8 +76,7 @@ def follow(run: Run) -> None:
 
 def line(now: dict[str, Any]) -> str:
     """Format a status as one line, such as " 40 %   40,000 steps   success 81 %   1,450 steps/s   42 s left"."""
-    percent = min(100, 100 * now["step"] // max(1, now["total_steps"]))
-    parts = [f"{percent:3d} %", f"{now['step']:>11,} steps"]
+    parts = [f"{style.percent(style.progress(now)):>5}", f"{now['step']:>11,} steps"]
     if now["success_rate"] is not None:
         parts.append(f"success {style.percent(now['success_rate']):>5}")
     elif now["mean_return"] is not None:

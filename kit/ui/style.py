@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kit.machine.gpu import Summary, total
+from kit.machine.progress import percent as percent
 from kit.measure.speed import duration
 
 if TYPE_CHECKING:
@@ -291,12 +292,6 @@ def note(text: str, bad: bool = False) -> str:
     """Return `text` as HTML in small type, in red if `bad`."""
     look = "class='kit-note kit-bad' role='alert'" if bad else "class='kit-note'"  # an alert is read out at once
     return f"<div {look}>{html.escape(text)}</div>"
-
-
-def percent(rate: float) -> str:
-    """Format 0.97 as "97 %"; with a decimal if "100 %" or "0 %" would say too much, as of 0.996."""
-    text, exact = f"{100 * rate:.0f}", f"{100 * rate:.1f}"
-    return f"{exact if text in ('0', '100') and exact not in ('0.0', '100.0') else text} %"
 
 
 def ago(moment: float) -> str:

@@ -111,7 +111,7 @@ def test_text_of_estimates_and_speeds() -> None:
         "     4,000  bare physics",
         "     3,000  the env, with observations and rewards",
         "     1,500  training, end to end",
-        "The env reaches 0.75 of bare physics. Networks take 50% of the training time.",
+        "The env reaches 0.75 of bare physics. Networks take 50 % of the training time.",
     ]
 
 
