@@ -20,8 +20,8 @@ from kit.format.checkpoint import Checkpoint, committed
 from kit.format.layout import FILMS, LATEST, MAX_VIDEO_BYTES, PASSED_OVER, TEXTS, folders_in
 from kit.format.leftovers import temporary
 from kit.format.manifest import MAX_JSON_BYTES, MAX_TOTAL_BYTES, Refused, check_tensors, parse_json, safe_name
-from kit.stores import lease
-from kit.stores.base import MissingFile, Store, StoreError, Unusable
+from kit.stores import lease, urls
+from kit.stores.base import MissingFile, Store, StoreError, Unusable, within
 from kit.stores.loop import STATE
 from kit.stores.redact import one_line
 from kit.stores.urls import absolute
@@ -64,7 +64,11 @@ def holds(store: Store, run_name: str) -> bool:
 
 
 def check_new(store: Store, run_dir: Path) -> None:
-    """Raise `UserError` if the store has a run of this name already, or another machine is starting one."""
+    """Raise `UserError` if the store has a run of this name, another machine starts one, or it takes `OPEN_S`."""
+    within(urls.OPEN_S, lambda: _check_new(store, run_dir), store.url)
+
+
+def _check_new(store: Store, run_dir: Path) -> None:
     name, url = run_dir.name, store.url.rstrip("/")
     if holds(store, name):
         remedy = f"`kit resume {url}/{name}` continues it, or choose another run_name"

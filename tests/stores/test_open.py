@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kit.errors import UserError
-from kit.stores import StoreError, bucket, open_store
+from kit.stores import StoreError, bucket, check_new, open_store
 from kit.stores.folder import DirectoryStore
 
 
@@ -105,6 +105,17 @@ def test_a_mount_that_never_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("kit.stores.folder._locate", lambda url, write: stuck.wait(20))
     with pytest.raises(UserError, match=r"did not answer within 0 s; is it mounted"):
         open_store(tmp_path, write=True)
+    stuck.set()
+
+
+def test_a_mount_that_dies_before_the_look_for_a_run_of_this_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, stuck = open_store(tmp_path), threading.Event()
+    monkeypatch.setattr("kit.stores.urls.OPEN_S", 0.05)
+    monkeypatch.setattr(store, "list", lambda *_: stuck.wait(20) and {})
+    with pytest.raises(UserError, match=r"did not answer within 0 s; is it mounted"):
+        check_new(store, tmp_path / "run")
     stuck.set()
 
 
