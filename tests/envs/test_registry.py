@@ -19,7 +19,12 @@ def test_names_are_registered_with_gymnasium():
     assert {"Ant", "Reach"} <= set(kit.envs.names())
     for name in kit.envs.names():
         assert gymnasium.spec(f"kit/{name}-v0")
-    assert gymnasium.make("kit.envs:kit/Reach-v0").spec.id == "kit/Reach-v0"
+
+
+def test_gymnasium_makes_a_task_of_kit_in_a_process_that_has_not_imported_kit():
+    code = "import gymnasium; print(gymnasium.make('kit.envs:kit/Reach-v0').spec.id)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "kit/Reach-v0"
 
 
 def test_kits_tasks_by_either_name_and_gymnasium_envs_by_id():
