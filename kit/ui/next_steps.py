@@ -9,7 +9,8 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
-from kit.errors import need
+from kit import envs
+from kit.errors import UserError, need
 from kit.runs.api import branch, resume
 from kit.runs.export import export
 from kit.runs.finding import local_runs
@@ -49,6 +50,15 @@ def _is_finished(run: Run) -> bool:
     return bool(run.status()["state"] == "finished")
 
 
+def _has_scene(env: str) -> bool:
+    """Return whether the env is a MuJoCo task of kit's kind, the only one that the viewer shows in 3-D."""
+    try:
+        found = envs.find(env)
+    except UserError:  # its module is missing here; the button says so
+        return True
+    return isinstance(found, type) and issubclass(found, envs.MujocoTask)
+
+
 class NextSteps:
     """Buttons for a run that has ended. `dashboard` shows the run that a button starts; default: one below them."""
 
@@ -73,7 +83,7 @@ class NextSteps:
         self.target = w.Text(placeholder="hf://you/model, or a folder", layout=w.Layout(width="200px"))
         push = self._button("Push", "cloud-upload", "Publish policy, scores, video and model card", self._push)
         row = [self._button(name, *rest) for name, rest in self.buttons.items()]
-        self._longer_button = row[0]
+        self._longer_button, self._view_button = row[0], row[list(self.buttons).index("View in 3-D")]
         self.message, self.below = w.HTML(), w.VBox()
         self.message.add_class("kit-next-message")
         layout = w.Layout(flex_flow="row wrap", display="none")
@@ -95,6 +105,7 @@ class NextSteps:
         self.run = run
         word = "Train longer" if _is_finished(run) else "Resume"
         self._longer_button.description = f"{word}, to {_more_steps(run):,} steps"
+        self._view_button.layout.display = None if _has_scene(run.config.env) else "none"
         has_policy = not run.is_working() and bool(run.checkpoints() or run.best())
         self._box.layout.display = None if has_policy else "none"
 

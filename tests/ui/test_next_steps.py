@@ -14,6 +14,7 @@ from kit.runs import provenance
 from kit.runs.run import Run
 from kit.ui import diagnosis, next_steps, result
 from kit.ui.dashboard import Dashboard
+from tests.envs import corridor
 from tests.ui.fabricate import make_run, wait_for
 
 
@@ -156,6 +157,18 @@ def test_a_button_whose_packages_are_not_installed_is_grey_and_says_what_to_inst
     buttons = {button.description: button for button in next_steps.NextSteps(Dashboard()).view.children[0].children[:5]}
     assert [name for name, button in buttons.items() if button.disabled] == ["View in 3-D", "Export"]
     assert buttons["View in 3-D"].tooltip.startswith("viser and mjviser not installed: run pip install 'kit[view]'")
+
+
+@pytest.mark.parametrize(("env", "offered"), [
+    ("Reach", True), ("missing:Task", True), ("tests.envs.corridor:Corridor", False), ("CartPole-v1", False),
+])  # fmt: skip
+def test_a_view_in_3d_is_offered_only_of_a_mujoco_task(tmp_path: Path, env: str, offered: bool) -> None:
+    pytest.importorskip("ipywidgets")
+    assert corridor.Corridor, "imported, its module is trusted"
+    steps = next_steps.NextSteps(Dashboard())
+    steps.choose(make_run(tmp_path, config={"env": env}))
+    (button,) = [each for each in steps.view.children[0].children if getattr(each, "description", "") == "View in 3-D"]
+    assert (button.layout.display != "none") == offered
 
 
 def test_on_colab_the_viewer_is_opened_from_a_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
