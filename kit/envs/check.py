@@ -51,6 +51,8 @@ def check_task(env: str, env_options: Mapping[str, Any] | None = None, steps: in
     try:
         say(f"observation: {made.observation_space}")
         say(f"action: {task.action_space}")
+        for line in task.task_info.robot:
+            say(f"the robot's {line}")
         made.step(actions := _actions(made))  # checks the first step
         say("shapes, dtypes and finite values of observation, reward, terminated, success, failed and info")
         for hint in _hints(task, actions):

@@ -34,6 +34,8 @@ class TaskInfo(NamedTuple):
     """Condition that makes an episode a success."""
     lessons: str = ""
     """Curriculum: the stages to train in, for tasks that cannot be learned directly with the default options."""
+    robot: Sequence[str] = ()
+    """What was found in the model of a robot given by name or file: its feet, home pose, gains or hand, a line each."""
 
 
 def numbers(fields: Sequence[Field]) -> spaces.Box:

@@ -143,6 +143,15 @@ def checked_home(robot: str, joints: Sequence[str], home: Any) -> Mapping[str, f
     return home
 
 
+def home_line(angles: Mapping[str, float]) -> str:
+    """Describe a home pose, joint -> rad, in a line; joints at 0 are not named."""
+    bent = [f"{name} {angle:.3g}" for name, angle in angles.items() if abs(angle) > 5e-4]
+    if not bent:
+        return "home: all joints at 0"
+    rest = ", the others 0" if len(bent) < len(angles) else ""
+    return f"home: {', '.join(bent)}{rest} (rad)"
+
+
 def check_ranges(robot: str, model: mujoco.MjModel, angles: Mapping[str, float], verb: str) -> None:
     """Raise `UserError` if an angle (joint -> rad) is out of its joint's range. `verb`, "stand" or "start", is for the
     message."""

@@ -30,6 +30,7 @@ def task(env: str, env_options: Mapping[str, Any] | None = None) -> style.Page:
     try:
         info: TaskInfo = getattr(vec_env, "task_info", TaskInfo())
         rows = [
+            ("Robot", [html.escape(line) for line in info.robot]),
             ("Observation", _lines(observation_fields(vec_env.observation_space, info))),
             ("Action", _lines(action_fields(vec_env.action_space, info))),
             ("Reward", [f"<b>{weight:+.4g}</b> {html.escape(term)}" for weight, term in info.pays]),

@@ -211,6 +211,7 @@ def test_an_arms_hand_joints_and_goals_are_found(tmp_path):
     assert [model.joint(i).name for i in range(model.njnt)] == ["pan", "shoulder", "elbow", "wrist"]
     assert model.site("kit/hand").bodyid == model.body("palm").id
     assert model.actuator_forcerange[:, 1] == pytest.approx([30, 30, 15, 50]), "motor, gear, force, none"
+    assert found.found == ("hand: palm", "home: all joints at 0")
     assert found.goals.shape == (1024, 3) and (found.goals[:, 2] > 0.05).all()
     from_shoulder = np.linalg.norm(found.goals - [0, 0, 0.2], axis=1)
     assert from_shoulder.max() <= 0.58 + 1e-6 and from_shoulder.max() > 0.5

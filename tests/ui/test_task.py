@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box
 
+from kit import check_task
 from kit.envs import names
 from kit.envs.task_info import TaskInfo
 from kit.errors import UserError
@@ -16,6 +17,7 @@ from kit.ui import task
 from kit.ui.fold import PageFold
 from kit.ui.style import Page
 from kit.ui.task import observation_fields
+from tests.tasks.robots import HOME, dog
 from tests.ui.fabricate import wait_for
 
 
@@ -38,6 +40,22 @@ def test_the_page_of_reach_has_observation_reward_and_end_of_episode():
 def test_a_task_with_a_curriculum_names_its_stages():
     stages = "40,000,000 steps, in stages: the zone must be held for a tenth of the time first"
     assert any(line.startswith(stages) for line in lines(task("Mission")))
+
+
+def test_the_page_of_a_robots_file_says_what_was_found_in_it(tmp_path, capsys):
+    """35 N m are the dog's torque limit; its trunk is at 2 * 0.2 m * cos 0.8 + 0.02 m = 0.30 m."""
+    env, options = f"joystick:{dog(tmp_path / 'dog.xml')}", {"home": HOME}
+    legs = [f"{leg}_thigh 0.8, {leg}_knee -1.6" for leg in ("fl", "fr", "rl", "rr")]
+    found = [
+        "feet: fl_shin, fr_shin, rl_shin, rr_shin",
+        f"home: {', '.join(legs)}, the others 0 (rad); trunk 0.3 m above the ground",
+        "gains: kp 35 N m/rad, kd 0.7 N m s/rad",
+    ]
+    page = lines(task(env, options))
+    assert [line for line in page if line in found] == found
+    check_task(env, options, steps=1)
+    out = capsys.readouterr().out
+    assert all(f"the robot's {line}\n" in out for line in found)
 
 
 def test_options_change_the_page():

@@ -74,3 +74,4 @@ class AnyRobot(Quadruped):
             distance=1.4 + 2.0 * height, middle=0.95 * height, arrow=1.8 * height, begins=0.7 * height, ahead_s=0.4
         )
         super().__init__(found.model, always_moving, weights)
+        self.task_info = self.task_info._replace(robot=found.found)

@@ -17,7 +17,7 @@ import numpy as np
 
 from kit.errors import UserError, suggest
 from kit.tasks.joystick.model import add_sensors, dress, simplify_physics, stand_on_floor
-from kit.tasks.robot_file import FREE, check_ranges, checked_home, compiled, hinges, load, torque_limits
+from kit.tasks.robot_file import FREE, check_ranges, checked_home, compiled, hinges, home_line, load, torque_limits
 
 SAME_HEIGHT = 0.1
 """How much higher than the robot's lowest point a foot may be, as a fraction of the standing height."""
@@ -43,6 +43,8 @@ class Legged(NamedTuple):
     mass_kg: float
     knees: tuple[int, ...]
     """Indices, among the motors, of the last joint of each leg."""
+    found: tuple[str, ...]
+    """Feet, home pose and gains, a line each."""
 
 
 def find_robot(
@@ -83,7 +85,15 @@ def find_robot(
     spec.add_key(name="home", qpos=[0, 0, height, 1, 0, 0, 0, *angles], ctrl=angles)
     knees = tuple(joints.index(_last_joint(original, body)) for body in soles)
     mass_kg = float(original.body_subtreemass[original.body(base).id])
-    return Legged(compiled(robot, spec), len(soles), height, mass_kg, knees)
+    gains_of = f"gains: kp {_span(kp)} N m/rad, kd {_span(kd)} N m s/rad"
+    home_of = f"{home_line(dict(zip(joints, angles, strict=True)))}; {base} {height:.2g} m above the ground"
+    found = (f"feet: {', '.join(soles)}", home_of, gains_of)
+    return Legged(compiled(robot, spec), len(soles), height, mass_kg, knees, found)
+
+
+def _span(values: list[float]) -> str:
+    low, high = f"{min(values):.3g}", f"{max(values):.3g}"
+    return low if low == high else f"{low} to {high}"
 
 
 def _float(robot: str, spec: mujoco.MjSpec) -> str:

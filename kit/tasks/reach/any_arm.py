@@ -69,6 +69,7 @@ class AnyArm(MujocoTask):
             ),
             ends=near,
             succeeds=near,
+            robot=self.arm.found,
         )
         self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (joints,), np.float32)
         self.observation_space = numbers(sees)

@@ -11,7 +11,17 @@ import numpy as np
 
 from kit.errors import UserError, suggest
 from kit.sim.studio import looking, studio
-from kit.tasks.robot_file import HINGE, check_ranges, checked_home, compiled, hinges, load, ranges, torque_limits
+from kit.tasks.robot_file import (
+    HINGE,
+    check_ranges,
+    checked_home,
+    compiled,
+    hinges,
+    home_line,
+    load,
+    ranges,
+    torque_limits,
+)  # fmt: skip
 
 HAND, GOAL = "kit/hand", "kit/goal"
 GOALS, FLOOR_M = 1024, 0.05
@@ -36,6 +46,8 @@ class Arm(NamedTuple):
     """Mean of the goals (3,), world frame, m."""
     reach_m: float
     """Greatest distance of a goal from the centre."""
+    found: tuple[str, ...]
+    """Hand and home pose, a line each."""
 
 
 def find_arm(robot: str, hand: str | None = None, home: Mapping[str, float] | None = None) -> Arm:
@@ -76,7 +88,8 @@ def find_arm(robot: str, hand: str | None = None, home: Mapping[str, float] | No
     centre = goals.mean(0)
     reach_m = float(np.linalg.norm(goals - centre, axis=1).max())
     _show(spec, centre, reach_m)
-    return Arm(compiled(robot, spec), angles, goals, centre, reach_m)
+    found = (f"hand: {hand or original.body(body).name}", home_line(dict(zip(joints, angles, strict=True))))
+    return Arm(compiled(robot, spec), angles, goals, centre, reach_m, found)
 
 
 def _hand(robot: str, model: mujoco.MjModel, hand: str | None) -> tuple[np.ndarray, int]:
