@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from kit import envs
-from kit.errors import UserError, need
+from kit.errors import need
 from kit.runs.api import branch, resume
 from kit.runs.export import export
 from kit.runs.finding import local_runs
@@ -54,7 +54,7 @@ def _has_scene(env: str) -> bool:
     """Return whether the env is a MuJoCo task of kit's kind, the only one that the viewer shows in 3-D."""
     try:
         found = envs.find(env)
-    except UserError:  # its module is missing here; the button says so
+    except Exception:  # a module that is missing here, or that fails: the button says so
         return True
     return isinstance(found, type) and issubclass(found, envs.MujocoTask)
 
