@@ -35,7 +35,7 @@ WRONG = {
     "unknown env": (["train", "--env", "Raech"], "env='Raech'", "did you mean Reach"),
     "unknown algo": (["train", "--algo", "DQN"], "algo='DQN'", "PPO, RecurrentPPO, A2C, SAC"),
     "unknown preset": (["train", "--preset", "fats"], "preset='fats'", "did you mean fast"),
-    "unknown option": (["train", "--total-stepz", "5"], "--total-stepz", "--help"),
+    "unknown option": (["train", "--total-stepz", "5"], "--total-stepz", "see kit train --help"),
     "unknown override": (["train", "--overrides", '{"gama": 0.9}'], "gama=0.9", "did you mean gamma"),
     "override of a wrong type": (["train", "--overrides", '{"gamma": "big"}'], "gamma='big'", "number"),
     "overrides that are no JSON": (["train", "--overrides", "gamma=0.9"], "overrides='gamma=0.9'", "JSON"),

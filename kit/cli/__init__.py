@@ -19,7 +19,9 @@ WRONG_REQUEST = 2
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command in `arguments` (default: sys.argv), and exit."""
-    options = _parser().parse_args(arguments)
+    options, unknown = _parser().parse_known_args(arguments)
+    if unknown:
+        options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         code = options.command(options)
     except UserError as error:
@@ -47,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     def add(name: str, does: str, command: Callable[[argparse.Namespace], int], reports: bool = False) -> _Parser:
         # without abbreviations: `kit batch --seed 3` must not mean --seeds 3
         sub = commands.add_parser(name, help=does, description=does[0].upper() + does[1:] + ".", allow_abbrev=False)
-        sub.set_defaults(command=command)
+        sub.set_defaults(command=command, parser=sub)
         if reports:
             sub.add_argument("--json", action="store_true", help="print JSON")
         return sub
