@@ -24,7 +24,9 @@ from unittest import mock
 
 ARCHS = (75, 80, 89, 90, 100)
 """Compute capabilities of T4, A100, L4 and RTX 40, H100 and H200, B200."""
-ROBOTS = ("Ant", "Reach", "Push", "Go1Joystick", "G1Joystick", "Dishwashing")
+ROBOTS = (
+    "Ant", "Reach", "Push", "PickAndPlace", "Slide", "Go1Joystick", "G1Joystick", "G1Legs", "Dishwashing",
+)  # fmt: skip
 
 Modules = dict[tuple[Any, int], set[str]]
 """(Warp module, threads per block) -> names of its kernels."""

@@ -47,6 +47,7 @@ ALONE = {
 GRID = {"friction": (0.25, 1.3), "payload": (-1.5, 3.5), "delay": (1, 2)}
 """Terms and values that are changed together."""
 EPISODES = 64
+COLOURS = {"plain": "#9aa5b1", "longer": "#2f7fb8", "randomised": "#e8743b"}
 
 
 def main() -> None:
@@ -157,7 +158,7 @@ def spread(values: list[float]) -> str:
 
 
 def draw(found: dict[str, dict[int, dict[str, float]]]) -> None:
-    """Plot the success rates of the plain and the randomised dogs on every condition."""
+    """Plot the success rates of each kind of dog on every condition."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -165,19 +166,20 @@ def draw(found: dict[str, dict[int, dict[str, float]]]) -> None:
 
     names = [name for name, _ in conditions() if "," not in name]
     figure, axis = plt.subplots(figsize=(6.4, 3.4), layout="constrained")
-    for offset, (kind, colour) in enumerate((("plain", "#9aa5b1"), ("randomised", "#e8743b"))):
-        runs = list(found[kind].values())
+    shown = {kind: list(runs.values()) for kind, runs in found.items() if runs}
+    width = 0.8 / max(1, len(shown))
+    for offset, (kind, runs) in enumerate(shown.items()):
         means = [statistics.median(run[name] for run in runs) for name in names]
         means.append(statistics.median(mean_of_grid(run) for run in runs))
-        places = [i + 0.4 * offset for i in range(len(means))]
-        axis.bar(places, [100 * mean for mean in means], 0.38, color=colour, label=kind)
+        places = [i + width * (offset + 0.5) for i in range(len(means))]
+        axis.bar(places, [100 * mean for mean in means], 0.95 * width, color=COLOURS[kind], label=kind)
         for place, name in zip(places, names, strict=False):
             axis.plot([place] * len(runs), [100 * run[name] for run in runs], ".", color="black", markersize=3)
-    ticks = [i + 0.2 for i in range(len(names) + 1)]
+    ticks = [i + 0.4 for i in range(len(names) + 1)]
     axis.set_xticks(ticks, [*names, "together (mean)"], rotation=40, ha="right", fontsize=8)
     axis.set(ylabel="success, %", ylim=(0, 118))
     axis.spines[["top", "right"]].set_visible(False)
-    axis.legend(frameon=False, fontsize=8, loc="upper right", ncols=2)
+    axis.legend(frameon=False, fontsize=8, loc="upper right", ncols=3)
     figure.savefig(ROOT / ".github" / "floors.png", dpi=110, facecolor="white")
     plt.close(figure)
 
