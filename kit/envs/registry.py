@@ -134,6 +134,8 @@ class Spaces(NamedTuple):
     mirror: Mirror | None = None
     """See `BatchEnv.mirror`."""
     has_camera: bool = True
+    unfit: str = ""
+    """Why no new run may have these env_options, "" if one may. Older runs that have them can be resumed and played."""
 
 
 def opponents(env: str, env_options: Mapping[str, Any] | None = None) -> dict[str, list[str]]:
@@ -178,6 +180,7 @@ _described: dict[tuple[str, str], tuple[Any, Spaces]] = {}
 def _describe(env: str, entry: Any, options: dict[str, Any]) -> Spaces:
     if _is_task(entry):
         task = _construct(env, entry, options)
+        from kit.envs import randomize
         from kit.envs.groups import delivered_obs
         from kit.envs.outputs import SPACES, check_declared
 
@@ -186,7 +189,7 @@ def _describe(env: str, entry: Any, options: dict[str, Any]) -> Spaces:
         return Spaces(
             obs.observation_space, task.action_space, True, hasattr(task, "model"), obs.obs_groups,
             tuple(task.obs_groups), _scripts(task), obs.frames, task.mirror,
-            bool(task.cameras),
+            bool(task.cameras), randomize.unfit(task.random_terms, task.randomized),
         )  # fmt: skip
     from kit.envs.gymnasium_env import GymnasiumEnv, check_own
 

@@ -108,12 +108,17 @@ class Plan:
         return text + (f", minibatches of {hyper['batch_size']:,}" if "batch_size" in hyper else "")
 
 
-def plan(config: RunConfig) -> Plan:
-    """Return the plan of a user's `config`, without side effects. Raises `UserError` if it cannot be trained."""
+def plan(config: RunConfig, new: bool = True) -> Plan:
+    """Return the plan of a user's `config`, without side effects. Raises `UserError` if it cannot be trained.
+
+    `new`: whether to refuse settings of no use, which older runs may have.
+    """
     record = algorithm.find(config.algo)
     config = with_teacher(record, config.replace(overrides=nested(config.overrides)))
     check_dataset(record, config)
     env = envs.describe(config.env, config.env_options)
+    if new and env.unfit:
+        raise UserError(env.unfit)
     if not isinstance(env.action_space, record.actions):
         kinds = " or ".join(kind.__name__ for kind in record.actions)
         has = f"env={config.env!r} has {env.action_space}"
