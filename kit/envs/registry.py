@@ -180,16 +180,17 @@ _described: dict[tuple[str, str], tuple[Any, Spaces]] = {}
 def _describe(env: str, entry: Any, options: dict[str, Any]) -> Spaces:
     if _is_task(entry):
         task = _construct(env, entry, options)
-        from kit.envs import randomize
+        from kit.envs import curriculum, randomize
         from kit.envs.groups import delivered_obs
         from kit.envs.outputs import SPACES, check_declared
 
         check_declared(task, SPACES)
         obs = delivered_obs(task)
+        unfit = randomize.unfit(task.random_terms, task.randomized) or curriculum.unfit(task.curriculum)
         return Spaces(
             obs.observation_space, task.action_space, True, hasattr(task, "model"), obs.obs_groups,
             tuple(task.obs_groups), _scripts(task), obs.frames, task.mirror,
-            bool(task.cameras), randomize.unfit(task.random_terms, task.randomized),
+            bool(task.cameras), unfit,
         )  # fmt: skip
     from kit.envs.gymnasium_env import GymnasiumEnv, check_own
 
