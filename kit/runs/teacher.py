@@ -134,8 +134,9 @@ def check(config: RunConfig, env: Spaces, trust: bool) -> None:
     """Raise `UserError` if the teacher of `config` does not fit `env`. Makes no envs."""
     if config.teacher is None or config.teacher.partition(":")[0] == SCRIPTED:
         return
-    run = opened(locate_step(config.teacher, config.runs_dir, trust)[0], trust)
-    check_spaces(config, run.config, env)
+    run, step = locate_step(config.teacher, config.runs_dir, trust)
+    check_spaces(config, opened(run, trust).config, env)
+    run.find(step)
 
 
 def check_trust(run: Run, runs_dir: str, trust: bool) -> None:
