@@ -195,6 +195,8 @@ WELD = '<equality><weld body1="fl_shin" body2="fr_shin"/></equality>'
         (lambda at: dog(at / "dog.xml"), {"home": HOME, "feet": ["fl_shin", "paw"]}, "feet: 'paw' is not a body of"),
         (lambda at: dog(at / "dog.xml"), {"home": HOME, "feet": ["fl_shin", "trunk"]},
          "feet: 'trunk' is not a body of"),
+        *((lambda at: dog(at / "dog.xml"), {"home": HOME, "feet": feet}, "must be a list of at least two different")
+          for feet in ([["a"], 3], [1, 2], ["fl_shin", "fl_shin"], "fl_shin")),
         (lambda at: dog(at / "dog.xml"), {"home": HOME, "gains": [1]}, "gains=[1] must be [kp, kd]"),
         (lambda at: dog(at / "dog.xml"), {"home": HOME, "gains": [math.nan, 1]}, "gains=[nan, 1] must be [kp, kd]"),
         (lambda at: dog(at / "dog.xml"), {"home": HOME, "gains": [1, math.inf]}, "gains=[1, inf] must be [kp, kd]"),
