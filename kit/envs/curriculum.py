@@ -76,7 +76,7 @@ def unfit(curriculum: Curriculum | None) -> str:
     if curriculum is None or curriculum.at_least <= 1 or not curriculum.measure.endswith(("success", "_rate")):
         return ""
     share = f"{curriculum.measure!r} is a share of the episodes"
-    return f"curriculum at_least={curriculum.at_least!r} is never reached, because {share}; set it to 0.8, or 1 at most."
+    return f"curriculum at_least={curriculum.at_least!r} is never reached, because {share}; set it to 1 at most."
 
 
 class Stages:
