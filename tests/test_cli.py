@@ -60,6 +60,15 @@ WRONG = {
     "no such run": (["resume", "nothing"], "nothing", "kit runs"),
     "nothing to resume": (["resume"], "runs_dir='runs'", "kit train"),
     "not a run": (["evaluate", "."], "is not a run directory", "kit runs"),
+    "hindsight without goals": (
+        ["train", "--algo", "SAC", "--overrides", '{"n_sampled_goal": 4}'],
+        "n_sampled_goal=4 has no effect: env='Reach' is not a task with goals", "leave it out, or set it to 0",
+    ),
+    "a file in place of a run": (["evaluate", __file__], "is a file, and a run is a directory", "`kit runs` lists"),
+    "a zip as teacher": (
+        ["train", "--algo", "Distill", "--teacher", "model.zip"], "teacher='model.zip' is a file",
+        "name a run (runs/NAME, runs/NAME@STEP or its URL in a store) or 'scripted'",
+    ),
     "a task beside a run": (["record", "runs/r", "d", "--env", "Ant"], "--env Ant", "which plays in its own env"),
     "options beside a run": (["view", "runs/r", "--env-options", "{}"], "--env-options {}", "leave it out"),
     "unknown store": (["train", "--store", "ftpx://a/b"], "store=", "use a path"),

@@ -67,7 +67,7 @@ def add_commands(add: Add) -> None:
         "--cloud", help="aws, runpod, lambda, hf (Hugging Face Jobs) or colab; default: SkyPilot's cheapest"
     )
     rent.add_argument("--gpu", metavar="NAME", help="GPU, such as L4 or A100:1; for hf its machine, such as t4-small")
-    rent.add_argument("--cpus", type=int, default=8, metavar="N", help="vCPUs if there is no GPU; default: 8")
+    rent.add_argument("--cpus", type=int, metavar="N", help="vCPUs if there is no GPU; default: 8")
     rent.add_argument("--on-demand", action="store_true", help="rent on-demand machines, not spot machines")
     rent.add_argument("--volume", metavar="NAME", help="a RunPod network volume, mounted at /volume; default: none")
     rent.add_argument("--hours", type=float, metavar="N", help="stop all runs with a checkpoint after this time")
@@ -210,6 +210,8 @@ def _print_jobs(options: argparse.Namespace, results: Results | Sweep) -> int:
 def _cloud(options: argparse.Namespace) -> int:
     from kit.scale import cloud, hf_jobs
 
+    if options.cloud in ("hf", "colab"):
+        _refuse_options_of_skypilot(options)
     if options.cloud == "colab":
         return _on_colab(options)
     if options.action == "plan":
@@ -231,12 +233,23 @@ def _cloud(options: argparse.Namespace) -> int:
     if options.dollars is not None:
         raise UserError(f"dollars={options.dollars:g} works with --cloud hf, whose prices are fixed; give --hours.")
     task = cloud.task(
-        options.config, cloud=options.cloud, gpu=options.gpu, cpus=options.cpus, spot=not options.on_demand,
-        volume=options.volume, hours=options.hours,
+        options.config, cloud=options.cloud, gpu=options.gpu, spot=not options.on_demand, volume=options.volume,
+        cpus=cloud.CPUS if options.cpus is None else options.cpus, hours=options.hours,
     )  # fmt: skip
     if options.action == "launch":
         return cloud.launch(task)
     return print_value(options, task, cloud.to_yaml(task).rstrip())
+
+
+def _refuse_options_of_skypilot(options: argparse.Namespace) -> None:
+    """Raise `UserError` for an option that Hugging Face Jobs and Colab do not have."""
+    where = f"has no effect with --cloud {options.cloud}"
+    if options.volume is not None:
+        raise UserError(f"volume={options.volume!r} works only on runpod; use a store instead.")
+    if options.on_demand:
+        raise UserError(f"--on-demand {where}, which has no spot machines; leave it out.")
+    if options.cpus is not None:
+        raise UserError(f"cpus={options.cpus} {where}, where --gpu names the machine; leave it out.")
 
 
 def _on_colab(options: argparse.Namespace) -> int:
@@ -245,8 +258,6 @@ def _on_colab(options: argparse.Namespace) -> int:
 
     if options.action == "plan" or options.dollars is not None:
         raise UserError("cloud='colab' costs compute units, not dollars: `colab usage` shows yours. Give --hours.")
-    if options.volume is not None:
-        raise UserError(f"volume={options.volume!r} works only on runpod; use a store instead.")
     task = cloud.task(options.config, spot=False, hours=options.hours)
     if options.action == "launch":
         return colab.launch(task, options.gpu, options.hours)

@@ -71,6 +71,14 @@ def chosen(env: str, own: Curriculum | None, option: Any) -> Curriculum | None:
     return changed
 
 
+def unfit(curriculum: Curriculum | None) -> str:
+    """Return why no new run may have `curriculum`; "" if it may."""
+    if curriculum is None or curriculum.at_least <= 1 or not curriculum.measure.endswith(("success", "_rate")):
+        return ""
+    share = f"{curriculum.measure!r} is a share of the episodes"
+    return f"curriculum at_least={curriculum.at_least!r} is never reached, because {share}; set it to 1 at most."
+
+
 class Stages:
     """The stage of a training env, and the running mean that decides when to go on."""
 

@@ -130,6 +130,17 @@ def _with_bounds(name: str, term: Term, bounds: Any) -> Term:
     return dataclasses.replace(term, low=float(bounds[0]), high=float(bounds[1]))
 
 
+def unfit(own: Mapping[str, Term], selected: Mapping[str, Term]) -> str:
+    """Return why no new run may have the ranges `selected` of a task's `own` terms; "" if it may."""
+    for name, term in selected.items():
+        if isinstance(term, ModelTerm) and term.how == "scale" and term.low <= 0 < own[name].low:
+            return (
+                f"env_options randomize {name}=[{term.low:g}, {term.high:g}] multiplies the model's values by numbers "
+                f"that must be above 0; write [low, high], such as [{own[name].low:g}, {own[name].high:g}]."
+            )
+    return ""
+
+
 class Randomizer:
     """Draw and apply `terms` for `n` envs. `sim` is the task's simulator, None without MuJoCo."""
 

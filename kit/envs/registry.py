@@ -134,6 +134,8 @@ class Spaces(NamedTuple):
     mirror: Mirror | None = None
     """See `BatchEnv.mirror`."""
     has_camera: bool = True
+    unfit: str = ""
+    """Why no new run may have these env_options, "" if one may. Older runs that have them can be resumed and played."""
 
 
 def opponents(env: str, env_options: Mapping[str, Any] | None = None) -> dict[str, list[str]]:
@@ -178,15 +180,17 @@ _described: dict[tuple[str, str], tuple[Any, Spaces]] = {}
 def _describe(env: str, entry: Any, options: dict[str, Any]) -> Spaces:
     if _is_task(entry):
         task = _construct(env, entry, options)
+        from kit.envs import curriculum, randomize
         from kit.envs.groups import delivered_obs
         from kit.envs.outputs import SPACES, check_declared
 
         check_declared(task, SPACES)
         obs = delivered_obs(task)
+        unfit = randomize.unfit(task.random_terms, task.randomized) or curriculum.unfit(task.curriculum)
         return Spaces(
             obs.observation_space, task.action_space, True, hasattr(task, "model"), obs.obs_groups,
             tuple(task.obs_groups), _scripts(task), obs.frames, task.mirror,
-            bool(task.cameras),
+            bool(task.cameras), unfit,
         )  # fmt: skip
     from kit.envs.gymnasium_env import GymnasiumEnv, check_own
 

@@ -301,9 +301,9 @@ def _change(run: Run, changes: dict[str, Any]) -> None:
 
         config_of_rank(config)  # raises if the config cannot be divided
     if "device" in changes or config.store != run.config.store:
-        from kit.measure.auto import resolve
+        from kit.trainers.planning import plan
 
-        config = config.replace(device=resolve(config).device)
+        config = config.replace(device=plan(config, new=False).config.device)
     with directory.lock(run.path):
         try:
             write_atomic(run.path / "config.yaml", config.to_yaml())

@@ -278,6 +278,8 @@ def _opened(dataset: str, whole: bool = True) -> Iterator[Any]:
     `whole`: whether to fetch the episodes of a URL too, not only the metadata.
     """
     storage = _minari().MinariStorage
+    import h5py
+
     with tempfile.TemporaryDirectory(prefix="kit-dataset-") as fetched:
         if is_url(dataset):
             folder = _fetch(dataset, Path(fetched), whole)
@@ -289,6 +291,9 @@ def _opened(dataset: str, whole: bool = True) -> Iterator[Any]:
         try:
             data = storage.read(folder)
             n_episodes = data.total_episodes
+            if data.FORMAT == "hdf5" and n_episodes and (whole or not is_url(dataset)):
+                with h5py.File(folder / FILES[1]) as file:  # a file that was cut off does not open
+                    _ = file[f"episode_{n_episodes - 1}"]
         except Exception as error:  # what a damaged file raises depends on where it is damaged
             raise _unreadable(dataset, error) from None
         if not n_episodes:

@@ -96,12 +96,14 @@ def find(path: str | Path) -> Path:
         is_run = (path / "config.yaml").is_file()
         if path.name == str(path) and not is_run and ("runs" / path / "config.yaml").is_file():
             path = "runs" / path
-        exists, has_config = path.exists(), (path / "config.yaml").is_file()
+        exists, is_file, has_config = path.exists(), path.is_file(), (path / "config.yaml").is_file()
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}); copy the run to a readable folder.") from None
     if not exists:
         folder = f" {path.parent}" if path.name != str(path) and path.parent.is_dir() else ""
         raise UserError(f"{path} does not exist; `kit runs{folder}` lists the runs there are.")
+    if is_file:
+        raise UserError(f"{path} is a file, and a run is a directory; `kit runs` lists those there are.")
     if not has_config:
         raise UserError(f"{path} is not a run directory: it has no config.yaml; `kit runs {path}` lists those in it.")
     return path

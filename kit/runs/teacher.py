@@ -7,6 +7,8 @@ run resumes on a machine that does not have the teacher's run.
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -134,8 +136,12 @@ def check(config: RunConfig, env: Spaces, trust: bool) -> None:
     """Raise `UserError` if the teacher of `config` does not fit `env`. Makes no envs."""
     if config.teacher is None or config.teacher.partition(":")[0] == SCRIPTED:
         return
-    run = opened(locate_step(config.teacher, config.runs_dir, trust)[0], trust)
-    check_spaces(config, run.config, env)
+    if config.teacher.endswith(".zip") or os.path.isfile(Path(config.teacher).expanduser()):  # noqa: PTH113 - never raises
+        runs = "runs/NAME, runs/NAME@STEP or its URL in a store"
+        raise UserError(f"teacher={config.teacher!r} is a file; name a run ({runs}) or 'scripted' instead.")
+    run, step = locate_step(config.teacher, config.runs_dir, trust)
+    check_spaces(config, opened(run, trust).config, env)
+    run.find(step)
 
 
 def check_trust(run: Run, runs_dir: str, trust: bool) -> None:

@@ -115,6 +115,7 @@ class Training:
         self.step = self.first_step = self.trainer.num_timesteps
         self._saved_step, self._saved_s = (self.step if resumed else -1), time.monotonic()
         self._size_reported = self._unsaved_eval = False
+        self._unsaved_message = ""
         self._copy: tuple[int, dict[str, Any]] | None = None
         self._replay_written = 0
         self._iteration_start = float("-inf")  # duration unknown: copy the state before the first iteration
@@ -208,7 +209,8 @@ class Training:
             try:
                 self._save(self.step, state)
             except OSError as error:
-                self._notify(f"step {self.step:,} cannot be saved ({error.strerror}); training goes on and tries again")
+                problem = f"step {self.step:,} cannot be saved ({error.strerror})"
+                self._notify_unsaved(f"{problem}; training goes on and tries again")
         if self._requests.reason is not None:
             raise Interrupted(self._requests.reason)
         copy = iteration_s > LONG_ITERATION_S and self._keeps_replay()
@@ -354,7 +356,7 @@ class Training:
         self._keep_best()
         if self.writer.error is not None:
             reason = self.writer.error
-            self._notify(f"a checkpoint could not be written ({reason}); writing step {step:,} now")
+            self._notify_unsaved(f"a checkpoint could not be written ({reason}); writing step {step:,} now")
         self.metrics.sync()
         self._requests.checkpoint = self._unsaved_eval = False
         self._saved_step, self._saved_s = step, time.monotonic()
@@ -386,12 +388,19 @@ class Training:
                 patience_s = HURRIED_PATIENCE_S if self._requests.hurry else PATIENCE_S
                 if time.monotonic() - start > patience_s:
                     raise
-                self._notify(f"step {step:,} cannot be saved yet ({error.strerror}); trying again")
+                self._notify_unsaved(f"step {step:,} cannot be saved yet ({error.strerror}); trying again")
                 time.sleep(0.5)
+
+    def _notify_unsaved(self, message: str) -> None:
+        """Show `message` until a checkpoint is written."""
+        self._notify(message)
+        self._unsaved_message = message
 
     def _on_checkpoint(self, written: Checkpoint) -> None:
         """Show the new checkpoint in status.json; warn once if it alone exceeds the disk budget."""
         self.status.set(checkpoint={"step": written.step, "time": time.time()})
+        if self.status.values["message"] == self._unsaved_message:
+            self.status.set(message="")
         size = sum(written.sizes().values())
         if size > self.writer.budget and not self._size_reported:
             self._size_reported = True

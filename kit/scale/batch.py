@@ -356,7 +356,8 @@ def check(jobs: Sequence[Job], elsewhere: bool = False) -> list[RunConfig]:
         try:
             if job.exists:
                 opened(job.path, job.trust)
-            resolved.append(plan(config).config)
+            may_exist = job.exists or config.store is not None  # an older run goes on; `create` refuses a new one
+            resolved.append(plan(config, new=not may_exist).config)
         except UserError as error:
             raise UserError(f"job {config.run_name}: {error}") from None
     return resolved

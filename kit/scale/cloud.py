@@ -6,6 +6,7 @@ some packages. kit passes it the task as a YAML file and reads machines and pric
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shlex
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import kit
 from kit import trust
 from kit.config import SCRIPTED, RunConfig, dump_yaml, folder_name, read_yaml
-from kit.errors import UserError
+from kit.errors import UserError, check_whole
 from kit.machine import limits
 from kit.runs import provenance
 from kit.runs.finding import local_runs
@@ -38,6 +39,8 @@ FOOTNOTE = (
     "{} holds a run of this task and algorithm on the same kind of GPU."
 )
 """Text under the table of machines; the placeholders are a text such as "one run", and runs_dir."""
+CPUS = 8
+"""vCPUs of a machine without a GPU."""
 CATALOGUE = "~/.sky/catalogs/v8"
 SECRETS = {"hf": ("HF_TOKEN",), "s3": ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
 """URL scheme of a store -> environment variables with the store's keys. The task contains only their names."""
@@ -61,7 +64,7 @@ def task(
     *,
     cloud: str | None = None,
     gpu: str | None = None,
-    cpus: int = 8,
+    cpus: int = CPUS,
     spot: bool = True,
     volume: str | None = None,
     hours: float | None = None,
@@ -74,6 +77,7 @@ def task(
     `UserError`, also for an option that the cloud lacks.
     """
     supported = _supported(cloud)
+    check_whole("cpus", cpus, 1)
     if spot and "spot" not in supported:
         raise UserError(f"cloud={cloud!r} has no spot machines; add --on-demand.")
     if volume and "volumes" not in supported:
@@ -146,8 +150,8 @@ def _command(name: str, hours: float | None) -> str:
     """
     if hours is None:
         return f"kit batch {name}"
-    if hours <= 0:
-        raise UserError(f"hours={hours:g} must be positive.")
+    if not 0 < hours < math.inf:
+        raise UserError(f"hours={hours:g} must be a number above 0, such as 2.")
     limited = f"timeout --signal=INT {3600 * hours:.0f} kit batch {name}"  # exits with 124 when the time is over
     return f"{limited} || {{ code=$?; [ $code = 124 ] || exit $code; }}"
 

@@ -6,6 +6,7 @@ writes a checkpoint, uploads it, and stops; the same command continues on the ne
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -88,6 +89,8 @@ def job(path: str | Path, name: str, dollars: float) -> Job:
 
     It ends before it costs more than `dollars`. Raises `UserError` for an unknown machine or too few dollars.
     """
+    if not 0 < dollars < math.inf:
+        raise UserError(f"dollars={dollars:g} must be a number above 0, such as 2.")
     listed = {machine.name: machine for machine in machines()}
     if name not in listed:
         prices = ", ".join(f"{each.name} ({each.usd_per_h:.2f} $/h)" for each in listed.values())

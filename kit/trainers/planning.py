@@ -108,12 +108,19 @@ class Plan:
         return text + (f", minibatches of {hyper['batch_size']:,}" if "batch_size" in hyper else "")
 
 
-def plan(config: RunConfig) -> Plan:
-    """Return the plan of a user's `config`, without side effects. Raises `UserError` if it cannot be trained."""
+def plan(config: RunConfig, new: bool = True) -> Plan:
+    """Return the plan of a user's `config`, without side effects. Raises `UserError` if it cannot be trained.
+
+    `new`: whether to refuse settings of no use, which older runs may have.
+    """
+    from kit.trainers.hindsight import has_goals
+
     record = algorithm.find(config.algo)
     config = with_teacher(record, config.replace(overrides=nested(config.overrides)))
     check_dataset(record, config)
     env = envs.describe(config.env, config.env_options)
+    if new and env.unfit:
+        raise UserError(env.unfit)
     if not isinstance(env.action_space, record.actions):
         kinds = " or ".join(kind.__name__ for kind in record.actions)
         has = f"env={config.env!r} has {env.action_space}"
@@ -129,6 +136,11 @@ def plan(config: RunConfig) -> Plan:
         # a GPU reserves the whole buffer at once: a million of ReachVision's observations are 34 GiB
         row = {"buffer_size": min(config.total_steps, hyperparameter_docs(record)["buffer_size"][0]), **row}
     hyper = complete(record, row, config.overrides)
+    if new and hyper.get("n_sampled_goal") and not has_goals(env.observation_space):
+        raise UserError(
+            f"overrides n_sampled_goal={hyper['n_sampled_goal']!r} has no effect: env={config.env!r} is not a task "
+            "with goals; leave it out, or set it to 0."
+        )
     n_envs = config.n_envs if isinstance(config.n_envs, int) else _auto_n_envs(record, config, row, device, env.physics)
     resolved = config.replace(
         run_name=config.run_name or default_name(config),

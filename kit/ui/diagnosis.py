@@ -33,6 +33,7 @@ SCORES = {
     ("Reach", "SAC"): (100_000, "100 % success"),
     ("ReachVision", "PPO"): (300_000, "80 to 97 % success"),
     ("Dishwashing", "PPO"): (700_000, "55 to 67 dollars an hour"),
+    ("Push", "SAC"): (800_000, "97 % success"),
     ("Mission", "PPO"): (40_000_000, "87 to 98 % of the games won"),
     ("Go1Joystick", "PPO"): (4_000_000, "84 to 91 % success"),
 }

@@ -131,6 +131,17 @@ def test_wrong_options_are_refused(env, option, sentence):
     assert sentence in str(refused.value)
 
 
+@pytest.mark.parametrize(("env", "measure"), [(STAIRS, "success"), ("Mission", "win_rate")])
+def test_a_share_above_one_is_refused_for_new_runs(env, measure):
+    """Later stages would never begin. An older run, made for its first stage, can still be played."""
+    options = {"curriculum": {"at_least": 2}}
+    with pytest.raises(UserError, match=rf"curriculum at_least=2 is never reached, because '{measure}' is a share"):
+        kit.resolve(kit.RunConfig(env=env, env_options=options))
+    kit.resolve(kit.RunConfig(env=env, env_options={"curriculum": {"at_least": 1}}))
+    kit.resolve(kit.RunConfig(env="tests.envs.stairs:Unmeasured", env_options=options))
+    make_vec(STAIRS, env_options=options).start_training(seed=0)
+
+
 def test_a_measure_that_the_task_lacks_is_named():
     env = make_vec("tests.envs.stairs:Unmeasured")
     env.start_training(seed=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import pairwise
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -25,6 +26,7 @@ PUSH = torch.ones(3, 1)
 class Varied(Slide):
     random_terms = MappingProxyType({
         "mass": ModelTerm(("body_mass",), low=1.0, high=4.0, log=True),
+        "loss": ModelTerm(("dof_frictionloss",), low=0.5, high=2.0),
         "drag": ModelTerm(("dof_damping",), low=0.1, high=0.2, how="set", every_s=2.0),
         "delay": ActionDelay(low=1, high=1),
         "line": ActionDelay(low=1, high=1),
@@ -113,8 +115,10 @@ def test_nothing_is_randomised_by_default() -> None:
 @pytest.mark.parametrize(
     ("option", "words"),
     [
-        (["mas"], r"randomize 'mas' is not one of env='.*Varied.'s terms; it has mass, drag, delay, line, noise"),
+        (["mas"], r"randomize 'mas' is not one of env='.*Varied.'s terms; it has mass, loss, drag, delay, line, noise"),
         ({"mass": [0, 2]}, r"randomize mass=\[0, 2\] is not a range; write \[low, high\], such as \[1, 4\]"),
+        ({"loss": [0, 2]}, r"loss=\[0, 2\] multiplies .* must be above 0; write \[low, high\], such as \[0.5, 2\]"),
+        ({"loss": [-1, -0.5]}, r"loss=\[-1, -0.5\] multiplies the model's values by numbers that must be above 0"),
         ({"delay": [0, 1.5]}, r"randomize delay=\[0, 1.5\] must be whole numbers of steps"),
         ([["mass", [1, 2]]], r"is not true, false, a list of names or a mapping"),
         ("mass", r"randomize='mass' is not true, false, a list of names or a mapping"),
@@ -123,6 +127,20 @@ def test_nothing_is_randomised_by_default() -> None:
 def test_invalid_randomize_options_are_refused(option: Any, words: str) -> None:
     with pytest.raises(UserError, match=words):
         kit.resolve(kit.RunConfig(env=ENV, env_options={"randomize": option}))
+
+
+def test_an_older_run_with_a_negative_scale_is_resumed(tmp_path: Path) -> None:
+    """New runs are refused."""
+    run = kit.train(
+        env=ENV, env_options={"randomize": {"loss": [1.0, 1.5]}}, n_envs=2, total_steps=16, device="cpu", threads=1,
+        eval_every=0, overrides={"n_steps": 4, "batch_size": 8}, runs_dir=str(tmp_path),
+    )  # fmt: skip
+    file = run.path / "config.yaml"
+    file.write_text(file.read_text().replace("1.0", "-1.0"))
+    assert kit.resume(run.path, total_steps=32, device="cpu").status()["step"] == 32
+    with pytest.raises(UserError, match="above 0"):
+        kit.branch(run)
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 class Switch(Task):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from tqdm import tqdm
 
 from kit.config import RunConfig
 from kit.machine.gpu import Gpu
@@ -52,6 +55,21 @@ def test_a_probe_in_its_own_process_and_one_that_fails(registered: str) -> None:
     process.kill()
     with pytest.raises(speed.NotMeasured):
         speed.answer(process, config)
+
+
+def test_the_bar_of_a_probe_that_ends_early_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A notebook shows a bar that ends before its total in red."""
+    bars: list[tqdm] = []
+
+    def made(total: int, **options: Any) -> tqdm:
+        bars.append(tqdm(total=total, file=io.StringIO(), **options))
+        return bars[0]
+
+    monkeypatch.setattr(speed, "progress_bar", made)
+    with speed.bar(1000.0) as report:
+        report("physics")
+        assert bars[0].n < 100
+    assert bars[0].n == 100
 
 
 def test_a_probe_fails_if_an_iteration_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import torch
 from gymnasium import spaces
 
 import kit
+from kit import cli
 from kit.config import RunConfig
 from kit.envs import describe
 from kit.envs.obs import CRITIC, POLICY
@@ -194,6 +195,21 @@ def test_bad_data_is_refused_in_a_sentence(tmp_path, numbers, damage, sentence):
     config = RunConfig(env=STATE, algo="BC", dataset=str(copy), runs_dir=str(tmp_path / "runs"))
     with pytest.raises(UserError, match=f"dataset='.*copy' {sentence}"):
         demonstrations.read(config, kit.make_vec(STATE, 1, "cpu", 0, 1))
+
+
+def _episode_lost(path):
+    with h5py.File(path / "main_data.hdf5", "a") as file:
+        del file["episode_39"]
+
+
+@pytest.mark.parametrize("damage", [_cut_file, _episode_lost])
+def test_a_cut_dataset_is_refused_before_a_run_is_created(tmp_path, monkeypatch, capsys, numbers, damage):
+    monkeypatch.chdir(tmp_path)
+    damage(shutil.copytree(numbers, tmp_path / "copy"))
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["train", "--env", STATE, "--algo", "BC", "--dataset", "copy", "--total-steps", "64", "--trust"])
+    assert ended.value.code == 2 and "kit: dataset='copy' cannot be read (" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["copy"]
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,24 @@ def test_a_best_policy_that_did_not_fit_on_the_disk_is_saved_later(tmp_path, mon
     assert [row.get("test/step") for row in run.rows()] == [row.get("test/step") for row in quiet.rows()]
 
 
+def test_a_failed_save_is_shown_until_the_next_one(tmp_path, monkeypatch):
+    shown, write = [], training.checkpoint.write
+    run = create(tmp_path, "run", env=SLIDE, total_steps=160, checkpoint_every=32)
+    started = session.Session(run.path)
+
+    def second_fails(folder, step, *rest):
+        shown.append(started.status.values["message"])
+        if len(shown) == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(folder, step, *rest)
+
+    monkeypatch.setattr(training.Writer, "busy", False)  # so each save waits for the one before
+    monkeypatch.setattr(training.checkpoint, "write", second_fails)
+    assert started() == 0
+    assert "a checkpoint could not be written ([Errno 28] No space left" in shown[2]
+    assert [bool(message) for message in shown[:4]] == [False, False, True, False]
+
+
 @pytest.mark.parametrize("number", ["many", "0"])
 def test_a_wrong_number_of_episodes_is_one_sentence(number, tmp_path, monkeypatch):
     monkeypatch.setenv("KIT_EVAL_EPISODES", number)

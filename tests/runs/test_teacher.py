@@ -141,4 +141,9 @@ def test_a_teacher_of_another_task_is_refused_in_one_sentence(tmp_path, teacher)
         kit.train(env="Ant", algo="Distill", teacher="scripted", total_steps=64, runs_dir=str(tmp_path))
     with pytest.raises(UserError, match="nowhere"):
         kit.train(env=CHASE, algo="Distill", teacher="runs/nowhere", total_steps=64, runs_dir=str(tmp_path))
+    for step, words in (("999", r"step=999 has no checkpoint .*; there is: "), ("nope", "step='nope' is not a step")):
+        with pytest.raises(UserError, match=words):
+            kit.train(
+                env=CHASE, algo="Distill", teacher=f"{teacher.path}@{step}", total_steps=64, runs_dir=str(tmp_path)
+            )
     assert not list(tmp_path.iterdir())

@@ -141,6 +141,13 @@ def test_failures_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert text == f"{sum(not success for _, success, _ in played)} of 8 episodes failed"
 
 
+def test_without_a_failure_successes_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All goals are within 10 m. The policy is untrained."""
+    monkeypatch.setattr("kit.tasks.reach.task.SUCCESS_M", 10.0)
+    order, text = video.failures_first(create(tmp_path, "run"), 0, among=3)
+    assert text == "none of 3 episodes failed" and sorted(order) == [0, 1, 2]
+
+
 def test_a_policy_is_judged_and_shown_in_a_changed_env(tmp_path: Path) -> None:
     """Actions that arrive five steps late, and an option that the task does not have."""
     pytest.importorskip("mediapy")

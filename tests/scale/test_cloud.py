@@ -94,6 +94,8 @@ def test_task_starts_or_resumes_and_requests_recovery_of_a_lost_machine(
         ({"env": "Reach"}, {}, r"store=None of reach-reach-ppo-s0 is lost with .* read-only; use one such as hf://"),
         ({"env": "Reach", "store": "runs2"}, {}, r"runs2' of reach-reach-ppo-s0 is lost with the machine"),
         ({"store": "/data/runs"}, {"cloud": "runpod", "volume": "v"}, r"or, with a volume, /volume/runs"),
+        ({"store": "s3://b/r"}, {"cpus": 0}, r"cpus=0 must be a whole number of at least 1"),
+        ({"store": "s3://b/r"}, {"hours": float("nan")}, r"hours=nan must be a number above 0, such as 2"),
         ({}, {"cloud": "azure"}, r"cloud='azure' is unknown; valid are aws, runpod, lambda"),
         ({}, {"cloud": "lambda"}, r"cloud='lambda' has no spot machines; add --on-demand"),
         ({}, {"cloud": "aws", "volume": "v"}, r"volume='v' works only on runpod"),

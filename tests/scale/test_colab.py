@@ -145,6 +145,8 @@ def test_a_session_that_cannot_be_ended_is_named(
         (["launch"], "HF_TOKEN is not set in this shell"),
         (["launch", "--dollars", "2"], "costs compute units, not dollars"),
         (["launch", "--volume", "disk"], "volume='disk' works only on runpod"),
+        (["launch", "--on-demand"], "--on-demand has no effect with --cloud colab"),
+        (["launch", "--cpus", "4"], "cpus=4 has no effect with --cloud colab"),
         (["plan"], "costs compute units, not dollars"),
     ],
 )

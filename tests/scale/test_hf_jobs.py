@@ -48,6 +48,11 @@ def test_a_job_is_sent_with_its_limit_and_the_stores_secret(
         (["--gpu", "t4-small", "--dollars", "0.1"], "dollars=0.1 pays for 10 minutes of t4-small; give at least 0.15"),
         (["--gpu", "H100", "--dollars", "1"], "gpu='H100' is no machine of the Hub; valid are cpu-basic (0.01 $/h), "),
         (["--gpu", "t4-small"], "cloud='hf' needs --gpu"),
+        (["--gpu", "t4-small", "--dollars", "-1"], "dollars=-1 must be a number above 0"),
+        (["--gpu", "t4-small", "--dollars", "nan"], "dollars=nan must be a number above 0"),
+        (["--gpu", "t4-small", "--dollars", "1", "--volume", "disk"], "volume='disk' works only on runpod"),
+        (["--gpu", "t4-small", "--dollars", "1", "--on-demand"], "--on-demand has no effect with --cloud hf"),
+        (["--gpu", "t4-small", "--dollars", "1", "--cpus", "8"], "cpus=8 has no effect with --cloud hf"),
     ],
 )
 def test_a_job_that_cannot_work_is_refused(

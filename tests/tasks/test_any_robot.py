@@ -170,6 +170,7 @@ def test_a_robot_of_ones_own_trains_resumes_and_is_judged(tmp_path, monkeypatch)
 
 MESH = '<asset><mesh name="hull" file="hull.stl"/></asset>'
 TENDON = '<tendon><fixed name="belt"><joint joint="fl_hip" coef="1"/><joint joint="fr_hip" coef="1"/></fixed></tendon>'
+WELD = '<equality><weld body1="fl_shin" body2="fr_shin"/></equality>'
 
 
 @pytest.mark.parametrize(
@@ -179,6 +180,13 @@ TENDON = '<tendon><fixed name="belt"><joint joint="fl_hip" coef="1"/><joint join
         (lambda at: "unitree_goo2", {}, "robot 'unitree_goo2' is not in the MuJoCo Menagerie, nor a .xml or .mjcf"),
         (lambda at: arm(at / "arm.xml"), {}, "joint left slides, and only hinges are supported"),
         (lambda at: dog(at / "dog.xml", extra=TENDON), {}, "has tendons, which are not supported"),
+        (lambda at: dog(at / "dog.xml", extra=WELD), {}, "has equality constraints, such as closed loops"),
+        (lambda at: dog(at / "dog.xml", LEG.replace('"{name}_hip" axis', '"{name}_hip" type="ball" axis')
+                        .replace(' range="-0.8 0.8" actuatorfrcrange="-35 35"', "")), {},
+         "joint fl_hip is a ball joint, and only hinges are supported"),
+        (lambda at: dog(at / "dog.xml", names=()), {}, "has no joints, so it cannot move"),
+        (lambda at: dog(at / "dog.xml", LEG.replace("<geom ", '<geom contype="0" conaffinity="0" ')), {"home": HOME},
+         "has no limbs with contacts; name its feet in env_options feet"),
         (lambda at: dog(at / "dog.xml"), {}, "joint fl_knee would stand at 0 rad, outside its range of -2.6 to -0.2"),
         (lambda at: dog(at / "dog.xml", LEG.replace(' actuatorfrcrange="-35 35"', "")), {"home": HOME},
          "joint fl_hip has no torque limit, from which its motor's gains follow; set env_options gains"),
@@ -187,6 +195,8 @@ TENDON = '<tendon><fixed name="belt"><joint joint="fl_hip" coef="1"/><joint join
         (lambda at: dog(at / "dog.xml"), {"home": HOME, "feet": ["fl_shin", "paw"]}, "feet: 'paw' is not a body of"),
         (lambda at: dog(at / "dog.xml"), {"home": HOME, "feet": ["fl_shin", "trunk"]},
          "feet: 'trunk' is not a body of"),
+        *((lambda at: dog(at / "dog.xml"), {"home": HOME, "feet": feet}, "must be a list of at least two different")
+          for feet in ([["a"], 3], [1, 2], ["fl_shin", "fl_shin"], "fl_shin")),
         (lambda at: dog(at / "dog.xml"), {"home": HOME, "gains": [1]}, "gains=[1] must be [kp, kd]"),
         (lambda at: dog(at / "dog.xml"), {"home": HOME, "gains": [math.nan, 1]}, "gains=[nan, 1] must be [kp, kd]"),
         (lambda at: dog(at / "dog.xml"), {"home": HOME, "gains": [1, math.inf]}, "gains=[1, inf] must be [kp, kd]"),

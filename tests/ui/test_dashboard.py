@@ -93,9 +93,11 @@ def test_a_run_resumed_elsewhere_is_shown_at_work_again(tmp_path: Path) -> None:
     board = Dashboard(run).show()
     watch_to_the_end(board)
     assert "interrupted" in text_of(board, "kit-head")
+    board.say("no room", bad=True)
     with at_work(run):
         board._beat()
         wait_for(lambda: "training" in text_of(board, "kit-head"), 10)
+        assert "no room" not in text_of(board, "kit-message"), "the error of an earlier try"
         wait_for(lambda: board.pause_button.description == "Pause", 10)
     watch_to_the_end(board)
 

@@ -157,7 +157,8 @@ def _soles(
     if feet is not None:
         base = int(model.jnt_bodyid[0])
         names = {model.body(body).name: body for body in bodies if model.body_weldid[body] not in (0, base)}
-        if not isinstance(feet, list | tuple) or len(feet) < 2 or len(feet) > len(set(map(str, feet))):
+        valid = isinstance(feet, list | tuple) and all(isinstance(foot, str) for foot in feet)
+        if not valid or len(set(feet)) < max(2, len(feet)):
             raise UserError(f"env_options feet={feet!r} must be a list of at least two different bodies of the robot.")
         for foot in feet:
             if foot not in names:
