@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import pickle
 import shutil
 import sys
 from collections.abc import Callable
@@ -139,6 +140,9 @@ def test_the_file_in_the_working_directory_wins(new_machine: Callable[[str], Pat
     (own / "arm.xml").write_text("no robot")
     (own.parent / "config.yaml").write_text("env: reach:arm.xml\nrun_name: own\n")
     assert envs.describe(kit.Run("runs/own").config.env).action_space.shape == (4,)
+    (here / "arm.xml").replace(own / "arm.xml")
+    sent = pickle.loads(pickle.dumps(kit.Run("runs/own").config))  # to the processes of a distributed run
+    assert envs.describe(sent.env).action_space.shape == (4,)
 
 
 def test_of_two_runs_with_other_code_in_one_process_the_second_is_refused(new_machine: Callable[[str], Path]) -> None:
@@ -202,10 +206,12 @@ def test_files_of_a_store_stay_in_their_folder(
     assert "reach-1/own/good.py" in store.list() and "reach-1/own/good.so" not in store.list()
     real, more = store.list, {"own/../x.py": 1, "own/../../../x.py": 1, "own/good.py/x.py": 1, "videos/../../x.mp4": 1}
     (here / "x.mp4").write_text("mine")
+    (tmp_path / "x.py").write_text("mine")
     monkeypatch.setattr(store, "list", lambda *a: real(*a) | {f"reach-1/{path}": size for path, size in more.items()})
     back = pull(store, None, here, notify=lambda text: None)
     assert sorted(path.name for path in (back / "own").iterdir()) == ["big.stl", "good.py"]
-    assert not list(tmp_path.rglob("x.py")) and (here / "x.mp4").read_text() == "mine"
+    assert list(tmp_path.rglob("x.py")) == [tmp_path / "x.py"] and (tmp_path / "x.py").read_text() == "mine"
+    assert (here / "x.mp4").read_text() == "mine", "a refused file is not deleted outside either"
 
     said: list[str] = []
     more["own/big.stl"] = 65 * 2**20
