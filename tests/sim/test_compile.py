@@ -24,6 +24,7 @@ def test_no_kernel_reads_its_parameters_as_local_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.bench
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("task", ROBOTS)
 def test_mujoco_warps_kernels_compile_for_an_h100(tmp_path: Path, task: str) -> None:
     for module, block in of_task(task):
