@@ -3,14 +3,12 @@
 A module name that the user types may be imported. A name read from a file is a `FromFile` string; copies of the config
 keep this mark. `check` runs before every import of a module by name. Trust holds for this process and its child
 processes (`trusted_environment`). It is also stored on this machine, as a pair of module name and file: a module of the
-same name in another file is not trusted. A run's copy of a module, used where the module is missing, is stored
-with the SHA-256 of the run's modules instead.
+same name in another file is not trusted.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import importlib
 import os
 import sys
@@ -28,8 +26,6 @@ OWN = ("kit", "gymnasium")
 """Packages that are always trusted."""
 ROBOT_TASKS = ("joystick", "reach")
 """Envs "joystick:ROBOT" and "reach:ROBOT" are kit's own tasks; ROBOT is a model, not a module."""
-COPIES = "own"
-"""Folder of a run: copies of the user's own modules and robot, see `kit.runs.own_files`."""
 TRUSTED_VARIABLE = "KIT_TRUSTED"
 """Environment variable of child processes: the modules and names that their parent trusts, one per line."""
 
@@ -50,28 +46,23 @@ class Config(Protocol):
 class FromFile(str):
     """A module name read from the file `source`, which messages call `shown`. `of_run`: it is a run's own config.
 
-    Pickling drops the mark of a module, because the sending process has already checked the name.
+    Pickling drops the mark, because the sending process has already checked the name.
     """
 
     source: Path
     shown: str
     of_run: bool
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        robot = self.partition(":")[0] in ROBOT_TASKS
-        return (_marked, (str(self), self.source, self.shown, self.of_run)) if robot else (str, (str(self),))
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        return str, (str(self),)
 
     def __deepcopy__(self, memo: object) -> FromFile:
         return self
 
 
-def _marked(text: str, source: Path, shown: str, of_run: bool) -> FromFile:
-    name = FromFile(text)
-    name.source, name.shown, name.of_run = source, shown, of_run
-    return name
-
-
-def mark_source(fields: Mapping[str, Any], source: str | Path, of_run: bool = False, shown: str = "") -> dict[str, Any]:
+def mark_source(
+    fields: Mapping[str, Any], source: str | Path, of_run: bool = False, shown: str = ""
+) -> dict[str, Any]:
     """Return a copy of RunConfig `fields` with module names marked (`FromFile`) as read from the file `source`.
 
     `shown`: what messages call the file; default: its path.
@@ -82,9 +73,10 @@ def mark_source(fields: Mapping[str, Any], source: str | Path, of_run: bool = Fa
     marked = dict(fields)
     for field in NAMES:
         if isinstance(marked.get(field), str) and not isinstance(marked[field], FromFile):
-            path = Path(source).absolute()
-            is_run = of_run or path.with_name("checkpoints").is_dir()
-            marked[field] = _marked(marked[field], path, shown or str(path), is_run)
+            marked[field] = name = FromFile(marked[field])
+            name.source = Path(source).absolute()
+            name.shown = shown or str(name.source)
+            name.of_run = of_run or name.source.with_name("checkpoints").is_dir()
     return marked
 
 
@@ -115,66 +107,20 @@ def check(name: str, module: str) -> None:
     if module in _trusted or module.partition(".")[0] in OWN:
         return
     file = _file(module)
-    copy = copy_of(name, f"{module}.py") if file is None else None
-    line = f"{module}\t{file}" if copy is None else f"{module}\t{_digest(copy.parent)}"
     if isinstance(name, FromFile) and _key(name) not in _trusted and module not in sys.modules:
         needs_trust = name.of_run or _downloaded_with(file, name.source.parent)
-        if needs_trust and file is None and copy is None:
+        if needs_trust and file is None:
             raise UserError(
                 f"{name.shown} names the module {module!r} ({str(name)!r}), and there is no such module on the path "
                 f"or in {Path.cwd()}; put its file there."
             )
-        if copy is not None and line not in _remembered():
-            where = name.shown.replace("config.yaml", f"{COPIES}/{copy.name}", 1)
-            raise UserError(
-                f"{name.shown} names the module {module!r} ({str(name)!r}), which is not on the path or in "
-                f"{Path.cwd()}; the run keeps a copy, {where}: if you trust its code, pass trust=True (--trust)."
-            )
-        if needs_trust and line not in _remembered():
+        if needs_trust and f"{module}\t{file}" not in _remembered():
             raise UserError(
                 f"{name.shown} names the module {module!r} ({str(name)!r}), and importing it runs its code; "
                 "if you trust it, pass trust=True (--trust), or import it first."
             )
     _trusted.add(module)
-    _remember(line)
-
-
-def copy_of(name: str, file: str) -> Path | None:
-    """Return the copy of `file` in the run whose config.yaml contains `name`; None if there is none."""
-    if isinstance(name, FromFile) and name.of_run and name.source.name == "config.yaml" and "/" not in file:
-        path = name.source.with_name(COPIES) / file
-        return path if path.is_file() else None
-    return None
-
-
-def _digest(folder: Path) -> str:
-    """Return a SHA-256 of the names and contents of the modules in `folder`."""
-    entries = [(path.name, hashlib.sha256(path.read_bytes()).hexdigest()) for path in sorted(folder.glob("*.py"))]
-    return hashlib.sha256(repr(entries).encode()).hexdigest()
-
-
-def add_copy(name: str, module: str) -> None:
-    """Put the folder of the run's copy of `module` last on the module path if there is no other module of this name.
-
-    Raises `UserError` if this process has loaded another run's copy, with other code.
-    """
-    if (copy := copy_of(name, f"{module}.py")) is None:
-        return
-    file = Path(_file(module) or "")
-    if not file.is_file():
-        sys.path.append(str(copy.parent))
-        importlib.invalidate_caches()
-        return
-    is_copy = file.parent.name == COPIES and file.parent.with_name("config.yaml").is_file()
-    if is_copy and file.read_bytes() != copy.read_bytes():
-        raise UserError(f"{name!r}: this process uses the {module!r} of another run ({file}); restart Python.")
-
-
-def import_module(name: str, module: str) -> Any:
-    """Import `module`, the module part of `name`; see `check` and `add_copy`."""
-    check(name, module)
-    add_copy(name, module)
-    return importlib.import_module(module)
+    _remember(f"{module}\t{file}")
 
 
 def load(field: str, name: str, where: str, form: str) -> Any:
@@ -183,8 +129,9 @@ def load(field: str, name: str, where: str, form: str) -> Any:
     `name`: the value of the RunConfig field `field`, which messages show; `form`: how to write it.
     """
     module, _, attribute = where.partition(":")
+    check(name, module)
     try:
-        return getattr(import_module(name, module), attribute)
+        return getattr(importlib.import_module(module), attribute)
     except SyntaxError as error:
         raise not_python(f"{field}={name!r}", error) from None
     except (ImportError, AttributeError) as error:
@@ -193,9 +140,8 @@ def load(field: str, name: str, where: str, form: str) -> Any:
 
 def named_files(config: Config) -> dict[str, Path]:
     """Return module -> file for the modules that `config` names; only those that may be imported and have a file."""
-    names = {name.partition(":")[0]: name for name in (config.env, config.algo, config.encoder) if ":" in name}
-    trusted = {module: name for module, name in names.items() if module in _trusted}
-    files = {module: _file(module) or copy_of(name, f"{module}.py") for module, name in trusted.items()}
+    modules = {name.partition(":")[0] for name in (config.env, config.algo, config.encoder) if ":" in name}
+    files = {module: _file(module) for module in modules & _trusted}
     return {module: Path(file) for module, file in files.items() if file and Path(file).is_file()}
 
 

@@ -242,19 +242,15 @@ def find(env: str) -> type[Task] | type[gymnasium.Env] | EnvSpec:
 def _for_robot(env: str) -> type[Task]:
     """Return the class of "joystick:ROBOT" or "reach:ROBOT": a subclass with the class attribute `robot`.
 
-    It is cached. If ROBOT is a file that has changed, a new class is made. If it is a missing file, the copy in the run
-    that names it is used.
+    It is cached. If ROBOT is a file that has changed, a new class is made.
     """
-    robot = env.partition(":")[2]
-    file = Path(robot).expanduser()
-    if not file.is_file() and (copy := trust.copy_of(env, file.name)) is not None:
-        file, robot = copy, str(copy)
-    return _robot_task(env, robot, (str(file.resolve()), file.stat().st_mtime_ns) if file.is_file() else None)
+    file = Path(env.partition(":")[2]).expanduser()
+    return _robot_task(env, (str(file.resolve()), file.stat().st_mtime_ns) if file.is_file() else None)
 
 
 @functools.cache
-def _robot_task(env: str, robot: str, version: object) -> type[Task]:
-    kind = env.partition(":")[0]
+def _robot_task(env: str, version: object) -> type[Task]:
+    kind, _, robot = env.partition(":")
     module, _, attribute = _OF_ROBOTS[kind].partition(":")
     task = getattr(importlib.import_module(module), attribute)
     made: type[Task] = type(attribute, (task,), {"robot": robot, "name": env, "__doc__": task.__doc__})
@@ -269,9 +265,7 @@ def child_environ(config: RunConfig) -> dict[str, str]:
     """
     trust.permit(config)
     for field in ("env", "algo", "encoder"):
-        name = getattr(config, field)
-        trust.add_copy(name, name.partition(":")[0])
-        check_source(field, name)
+        check_source(field, getattr(config, field))
     env, entry = config.env, find(config.env)
     variables = {"PYTHONPATH": os.pathsep.join(dict.fromkeys(str(Path(p or ".").resolve()) for p in sys.path))}
     variables |= trust.trusted_environment()
@@ -355,8 +349,9 @@ def _check_names(env: str, task: type, options: Mapping[str, object]) -> None:
 def _import(env: str, module: str) -> Any:
     if module.endswith(".py") or "/" in module or not all(module.split(".")):
         raise UserError(f"env={env!r}: {module!r} is no module's name; write module:Class, without folder or .py.")
+    trust.check(env, module)
     try:
-        return trust.import_module(env, module)
+        return importlib.import_module(module)
     except SyntaxError as error:
         raise not_python(f"env={env!r}", error) from None
     except ModuleNotFoundError as error:

@@ -5,7 +5,6 @@
   checkpoints/step_000100352/…  manifest.json                  the two newest, verified by reading back
   replay/…  frozen/…                                           shared by checkpoints, see kit.format.checkpoint
   best/step_…/…  videos/…  divergences/…
-  own/…                                                        see kit.runs.own_files
   latest.json    {"version", "step", "manifest_sha256", "time"}: the newest verified checkpoint; written last. On
                  the Hugging Face Hub, which keeps old versions of files, also "put_bytes": bytes uploaded since
                  the history was last squashed
@@ -19,8 +18,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from kit.format.files import read_json
-from kit.format.manifest import Refused, safe_path
-from kit.trust import COPIES
 
 TEXTS = {
     "config.yaml": 2**20, "provenance.json": 2**20, "metrics.jsonl": 512 * 2**20, "status.json": 2**20,
@@ -36,10 +33,6 @@ DIVERGENCES = "divergences"
 """Folder of a run; see `kit.runs.divergence`."""
 FILMS = {"videos": VIDEO_SUFFIXES, DIVERGENCES: (".safetensors",)}
 """Folder -> suffixes of its files that are copied to the store."""
-OWN_SUFFIXES = (".py", ".xml", ".mjcf", ".urdf", ".stl", ".obj", ".msh", ".skn", ".png", ".ktx", ".bin")
-"""Suffixes of the files in own/, in either case: modules, models, meshes, skins, textures, height fields."""
-MAX_OWN = 1000, 64 * 2**20
-"""Largest number and total size of the files in own/."""
 _MANIFEST = re.compile(r"((?:checkpoints|best)/step_(\d{9,16}))/manifest\.json")
 
 
@@ -47,14 +40,6 @@ def folders_in(paths: Iterable[str], kind: str = "checkpoints") -> dict[str, int
     """Return folder -> step, newest first, of the checkpoints whose manifest is in `paths` (relative to the run)."""
     matches = [match for path in paths if path.startswith(kind) and (match := _MANIFEST.fullmatch(path))]
     return {match[1]: int(match[2]) for match in sorted(matches, key=lambda match: -int(match[2]))}
-
-
-def own_file(path: str) -> bool:
-    """Return whether `path`, relative to the run, may be a file in own/."""
-    try:
-        return safe_path(path).startswith(f"{COPIES}/") and path.lower().endswith(OWN_SUFFIXES)
-    except Refused:
-        return False
 
 
 def passed_over(run_dir: Path) -> set[int]:

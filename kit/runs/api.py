@@ -15,7 +15,7 @@ from kit.format import leftovers
 from kit.format.files import write_atomic
 from kit.format.layout import LATEST
 from kit.machine import host
-from kit.runs import control, directory, notify, opponents, own_files, provenance, status, tracking
+from kit.runs import control, directory, notify, opponents, provenance, status, tracking
 from kit.runs.finding import is_branch, local_runs, locate, locate_unfinished
 from kit.runs.run import Run, opened
 from kit.runs.warm_start import first_checkpoint, warm_start
@@ -250,7 +250,6 @@ def create(
         changed = {name: requested[name] for name, value in resolved.items() if value != requested[name]}
         extra = {"parent": warm.parent} if warm is not None else {}
         provenance.write(path, config, requested=changed, notebook=host.notebook(), **extra)
-        own_files.keep(path, config)
         if warm is not None:
             first_checkpoint(Run(path), warm)
     except BaseException as error:

@@ -15,7 +15,6 @@ runs/<name>/
   best/              the policy with the best evaluation, saved like those in policies/
   videos/            mp4 files
   divergences/       recordings of diverged physics, see kit.runs.divergence
-  own/               copies of the user's own modules and robot, see kit.runs.own_files
   control/           commands to the training process, one file each
   .panel             what the notebook's panel asked for that started the run, see kit.ui.panel
   .lock              held (flock) by the training process; the system frees it when that process dies

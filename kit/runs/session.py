@@ -27,7 +27,7 @@ from kit.format import checkpoint
 from kit.format.files import write_atomic
 from kit.machine import memory
 from kit.machine.gpu import Monitor
-from kit.runs import control, directory, notify, own_files, provenance
+from kit.runs import control, directory, notify, provenance
 from kit.runs.control import Requests
 from kit.runs.interruption import SessionClock, handlers, spot_watch
 from kit.runs.run import Run
@@ -117,7 +117,6 @@ class Session:
         """Train, halving the number of envs each time memory runs out."""
         with contextlib.suppress(OSError):
             provenance.write(self.run.path, self.run.config)
-            own_files.keep(self.run.path, self.run.config)
         shrink_message = ""
         while True:
             training = None

@@ -24,13 +24,12 @@ from typing import Any
 from kit.errors import UserError
 from kit.format.checkpoint import Checkpoint, Damaged, committed
 from kit.format.files import sha256, step_of
-from kit.format.layout import FILMS, LATEST, MAX_VIDEO_BYTES, TEXTS, folders_in, own_file, passed_over
+from kit.format.layout import FILMS, LATEST, MAX_VIDEO_BYTES, TEXTS, folders_in, passed_over
 from kit.format.leftovers import temporary
 from kit.format.manifest import FROZEN, MAX_JSON_BYTES, REPLAY, Refused, safe_name
 from kit.stores import lease, model_card
 from kit.stores.base import MissingFile, Store, StoreError, size_of
 from kit.stores.redact import one_line, redact_bytes
-from kit.trust import COPIES
 
 KEEP = 2
 """Number of verified checkpoints kept in the store."""
@@ -154,12 +153,8 @@ class Copier:
         return ""
 
     def _texts(self) -> Files:
-        """Return the text files (config, status, metrics, ...) that differ from the store's, without secrets.
-
-        Also the files in own/ that this session has not copied yet; they change only between sessions.
-        """
-        own = [(path.relative_to(self.run_dir).as_posix(), path) for path in (self.run_dir / COPIES).rglob("*.*")]
-        files: Files = {name: path for name, path in own if own_file(name) and name not in self._stored}
+        """Return the text files (config, status, metrics, ...) that differ from the store's, without secrets."""
+        files: Files = {}
         for name in TEXTS:
             with contextlib.suppress(FileNotFoundError):
                 raw = (self.run_dir / name).read_bytes()

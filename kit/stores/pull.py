@@ -17,15 +17,14 @@ from typing import Any
 from kit.config import RunConfig
 from kit.errors import UserError
 from kit.format.checkpoint import Checkpoint, committed
-from kit.format.layout import FILMS, LATEST, MAX_OWN, MAX_VIDEO_BYTES, PASSED_OVER, TEXTS, folders_in, own_file
-from kit.format.leftovers import hide, remove, temporary
+from kit.format.layout import FILMS, LATEST, MAX_VIDEO_BYTES, PASSED_OVER, TEXTS, folders_in
+from kit.format.leftovers import temporary
 from kit.format.manifest import MAX_JSON_BYTES, MAX_TOTAL_BYTES, Refused, check_tensors, parse_json, safe_name
 from kit.stores import lease, urls
 from kit.stores.base import MissingFile, Store, StoreError, Unusable, within
 from kit.stores.loop import STATE
 from kit.stores.redact import one_line
 from kit.stores.urls import absolute
-from kit.trust import COPIES
 
 MAX_RUNS = 1000
 MAX_VIDEOS = 20
@@ -136,7 +135,6 @@ class _Pull:
                 raise UserError(f"runs_dir={str(dest)!r} {reason}") from None
             for text in TEXTS.keys() & self.files.keys():
                 self.store.get(self.prefix + text, building / text, TEXTS[text])
-            self._fetch_own(building)
             shown = f"{self.prefix}config.yaml in {self.store.url}"
             self.check(RunConfig.load(building / "config.yaml", of_run=True, shown=shown))
             checkpoint = self._fetch_checkpoint(building, newest)
@@ -148,10 +146,6 @@ class _Pull:
                 building.rename(run_dir)
             elif checkpoint:  # the checkpoint is moved last, because it refers to the other files
                 shared = [path for path in self.fetched if not path.startswith(("checkpoints/", "best/"))]
-                if (building / COPIES).exists():
-                    if (run_dir / COPIES).exists():
-                        remove(hide(run_dir / COPIES))
-                    (building / COPIES).rename(run_dir / COPIES)
                 for path in [*shared, "metrics.jsonl", "status.json", *best, checkpoint.folder]:
                     if (building / path).exists() and not (run_dir / path).is_dir():
                         (run_dir / path).parent.mkdir(exist_ok=True)
@@ -227,22 +221,11 @@ class _Pull:
                 return [self._fetch_folder(folder, building).folder]
         return []
 
-    def _fetch_own(self, building: Path) -> None:
-        taken = [path for path in self.files if own_file(path)]
-        paths = [path for path in taken if not any(str(parent) in self.files for parent in Path(path).parents)]
-        if len(paths) > MAX_OWN[0] or sum(self.files[path] for path in paths) > MAX_OWN[1]:
-            return self.notify(f"not copied: {COPIES}/, which has too many or too large files")
-        for path in paths:
-            with self._tolerated(building / path):
-                (building / path).parent.mkdir(parents=True, exist_ok=True)
-                self.store.get(self.prefix + path, building / path, self.files[path])
-
     def _fetch_videos(self, building: Path) -> None:
         for folder, suffixes in FILMS.items():
             found = [path for path in self.files if path.startswith(f"{folder}/") and path.endswith(suffixes)]
             for path in found[-MAX_VIDEOS:]:
-                file = building / folder / path.rpartition("/")[2]  # not a path outside, which would be deleted
-                with self._tolerated(file):
+                with self._tolerated(building / path):
                     safe_name(path.removeprefix(f"{folder}/"))
                     (building / folder).mkdir(exist_ok=True)
                     self.store.get(self.prefix + path, building / path, MAX_VIDEO_BYTES)
