@@ -60,10 +60,6 @@ WRONG = {
     "no such run": (["resume", "nothing"], "nothing", "kit runs"),
     "nothing to resume": (["resume"], "runs_dir='runs'", "kit train"),
     "not a run": (["evaluate", "."], "is not a run directory", "kit runs"),
-    "hindsight without goals": (
-        ["train", "--algo", "SAC", "--overrides", '{"n_sampled_goal": 4}'],
-        "n_sampled_goal=4 has no effect: env='Reach' is not a task with goals", "leave it out, or set it to 0",
-    ),
     "a file in place of a run": (["evaluate", __file__], "is a file, and a run is a directory", "`kit runs` lists"),
     "a zip as teacher": (
         ["train", "--algo", "Distill", "--teacher", "model.zip"], "teacher='model.zip' is a file",

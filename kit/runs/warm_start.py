@@ -128,7 +128,6 @@ def _from_zip(path: Path, trust: bool, algo: str) -> WarmStart:
     """Read network, hyperparameters and policy from a zip. Unpickling it can run any code; needs `trust`."""
     from kit.trainers import algorithm
     from kit.trainers.arguments import POLICY_KWARGS, hyperparameter_types
-    from kit.trainers.hindsight import has_goals
     from kit.trainers.saving import Weights
 
     if not path.is_file() or not zipfile.is_zipfile(path):
@@ -148,8 +147,6 @@ def _from_zip(path: Path, trust: bool, algo: str) -> WarmStart:
     names = [] if record.taught or record.dataset == "needed" else [*hyperparameter_types(record)]
     left_out = ("policy_kwargs", "n_steps") if "train_freq" in names else ("policy_kwargs",)
     hyper = {name: getattr(model, name, None) for name in names if name not in left_out}
-    if not has_goals(model.observation_space):  # in every zip of kit's trainers, also without goals
-        hyper.pop("n_sampled_goal", None)
     policy = {name: model.policy_kwargs[name] for name in POLICY_KWARGS if name in model.policy_kwargs}
     if "activation_fn" in policy:
         policy["activation_fn"] = policy["activation_fn"].__name__.lower()

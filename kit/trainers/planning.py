@@ -113,8 +113,6 @@ def plan(config: RunConfig, new: bool = True) -> Plan:
 
     `new`: whether to refuse settings of no use, which older runs may have.
     """
-    from kit.trainers.hindsight import has_goals
-
     record = algorithm.find(config.algo)
     config = with_teacher(record, config.replace(overrides=nested(config.overrides)))
     check_dataset(record, config)
@@ -136,11 +134,6 @@ def plan(config: RunConfig, new: bool = True) -> Plan:
         # a GPU reserves the whole buffer at once: a million of ReachVision's observations are 34 GiB
         row = {"buffer_size": min(config.total_steps, hyperparameter_docs(record)["buffer_size"][0]), **row}
     hyper = complete(record, row, config.overrides)
-    if new and hyper.get("n_sampled_goal") and not has_goals(env.observation_space):
-        raise UserError(
-            f"overrides n_sampled_goal={hyper['n_sampled_goal']!r} has no effect: env={config.env!r} is not a task "
-            "with goals; leave it out, or set it to 0."
-        )
     n_envs = config.n_envs if isinstance(config.n_envs, int) else _auto_n_envs(record, config, row, device, env.physics)
     resolved = config.replace(
         run_name=config.run_name or default_name(config),

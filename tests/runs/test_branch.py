@@ -135,13 +135,6 @@ def test_a_zip_that_was_trained_with_state_dependent_noise_is_imported(tmp_path:
     assert start.keys() == weights.keys() and all(torch.equal(start[name], weights[name]) for name in weights)
 
 
-def test_a_zip_of_sac_trains_on(parents, tmp_path: Path) -> None:
-    """It holds the default of n_sampled_goal, which is refused for tasks without goals."""
-    file = kit.export(parents["SAC"], "sb3", "latest", tmp_path / "sac.zip")
-    config = warm_start(file, True, str(tmp_path), "SAC").make_config(None, {"env": "Reach", "algo": "SAC"})
-    assert "n_sampled_goal" not in kit.resolve(config).overrides
-
-
 def test_hyperparameters_that_a_zip_cannot_give_keep_their_defaults(tmp_path: Path) -> None:
     stable_baselines3.SAC("MlpPolicy", "Pendulum-v1", n_steps=3).save(tmp_path / "sac.zip")
     stable_baselines3.PPO("MlpPolicy", "Pendulum-v1").save(tmp_path / "ppo.zip")

@@ -6,11 +6,9 @@ import pytest
 import torch
 from stable_baselines3.common.utils import LinearSchedule
 
-from kit.config import RunConfig
 from kit.errors import UserError
 from kit.trainers.algorithm import find
 from kit.trainers.arguments import arguments, complete
-from kit.trainers.planning import plan
 
 
 def test_valid_overrides_are_converted() -> None:
@@ -90,15 +88,6 @@ def test_invalid_overrides_are_refused_in_one_sentence(algo: str, overrides: dic
 def test_counts_that_would_divide_by_zero_or_never_end_are_refused(algo: str, name: str, value: int) -> None:
     with pytest.raises(UserError, match=f"{name}={value} must be a whole number of at least"):
         complete(find(algo), {}, {name: value})
-
-
-def test_hindsight_without_goals_is_refused_for_new_runs_only() -> None:
-    config = RunConfig(algo="SAC", overrides={"n_sampled_goal": 4})
-    with pytest.raises(UserError, match="n_sampled_goal=4 has no effect"):
-        plan(config)
-    assert plan(config, new=False).config.overrides["n_sampled_goal"] == 4
-    assert plan(config.replace(env="Push")).config.overrides["n_sampled_goal"] == 4
-    assert plan(config.replace(overrides={"n_sampled_goal": 0})).config.overrides["n_sampled_goal"] == 0
 
 
 def test_whole_numbers_may_be_written_with_a_point() -> None:
