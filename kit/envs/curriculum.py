@@ -28,6 +28,8 @@ from kit.errors import UserError, check_names, check_whole
 
 OPTION = "curriculum"
 """Name of this option in env_options."""
+SHARES = ("success", "success_rate", "win_rate")
+"""Measures that are at most 1."""
 CHECK_EVERY = 16
 """Env steps between two decisions whether to go on. On a GPU, a decision (`_decide`) launches about a dozen
 kernels, and counting the episodes that end in a step (`_count`) about five."""
@@ -73,7 +75,7 @@ def chosen(env: str, own: Curriculum | None, option: Any) -> Curriculum | None:
 
 def unfit(curriculum: Curriculum | None) -> str:
     """Return why no new run may have `curriculum`; "" if it may."""
-    if curriculum is None or curriculum.at_least <= 1 or not curriculum.measure.endswith(("success", "_rate")):
+    if curriculum is None or curriculum.at_least <= 1 or curriculum.measure not in SHARES:
         return ""
     share = f"{curriculum.measure!r} is a share of the episodes"
     return f"curriculum at_least={curriculum.at_least!r} is never reached, because {share}; set it to 1 at most."

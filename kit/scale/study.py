@@ -115,10 +115,11 @@ def plan(
     }
     samples = [{name: choices[0] for name, choices in values.items()}]
     samples += [{name: value} for name in values.keys() - DEPENDENT for value in values[name]]
-    kinds = {}
+    kinds: dict[str, RunConfig] = {}
+    is_begun = search.folder.is_dir() or search.base.store is not None  # an older search goes on
     for config in map(search.config, samples):
         permit(config, trust)
-        resolved = planning.plan(config).config
+        resolved = planning.plan(config, new=not is_begun).config
         kinds[resolved.device] = resolved
     return replace(search, kinds=tuple(kinds.values())), engine
 

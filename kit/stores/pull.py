@@ -225,7 +225,8 @@ class _Pull:
         for folder, suffixes in FILMS.items():
             found = [path for path in self.files if path.startswith(f"{folder}/") and path.endswith(suffixes)]
             for path in found[-MAX_VIDEOS:]:
-                with self._tolerated(building / path):
+                file = building / folder / path.rpartition("/")[2]  # not a path outside, which would be deleted
+                with self._tolerated(file):
                     safe_name(path.removeprefix(f"{folder}/"))
                     (building / folder).mkdir(exist_ok=True)
                     self.store.get(self.prefix + path, building / path, MAX_VIDEO_BYTES)

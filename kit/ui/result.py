@@ -124,21 +124,24 @@ def learnt(run: Run) -> tuple[str, str] | None:
 
     The policy improved if its success rate is significantly higher. If success rates do not differ significantly, it
     improved if its mean return is higher by more than two standard errors; that is not "good" if no episode succeeds,
-    or fewer than before. A return that rose while success fell is "bad". Returns None if the initial policy was not
-    evaluated.
+    or fewer than before. A return that rose while success fell is "bad", or "neutral" if more episodes succeed than
+    before training. Returns None if the initial policy was not evaluated.
     """
     rows = [row for row in run.rows() if "eval/std_return" in row]
     if len(rows) < 2 or rows[0]["step"] != 0:
         return None
-    if text := paid_for_something_else(rows):
-        return text, "bad"
+    hacked = paid_for_something_else(rows)
     before, after = rows[0], rows[-1]
     if "eval/success_rate" in before and "eval/success_rate" in after:
         (then, _), (now, _) = rates = [(row["eval/success_rate"], row["eval/episodes"]) for row in (before, after)]
         if success_differs(*rates):
             word = "It learnt" if now > then else "It got worse"
             text = f"{word}: {EVALUATED}, from {style.percent(then)} to {style.percent(now)} success."
-            return text, "good" if now > then else "bad"
+            if now > then:
+                return (f"{text} {hacked}", "neutral") if hacked else (text, "good")
+            return hacked or text, "bad"
+    if hacked:
+        return hacked, "bad"
     gain, error = rise(before, after)
     current, initial = (f"{round(row['eval/mean_return'], 2) + 0.0:.2f}" for row in (after, before))  # no "-0.00"
     change = f"{EVALUATED}, from a mean return of {initial} to {current}."

@@ -381,6 +381,19 @@ def test_run_names_from_users_are_checked_too(there: Store, run: Path, tmp_path:
         pull(there, name, tmp_path / "d")
 
 
+def test_a_video_whose_name_leads_outside_deletes_nothing_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(str(tmp_path / "store"), write=True)
+    Copier(make_run(tmp_path / "there"), store, "me").run_pass(final=True)
+    (dest := tmp_path / "here").mkdir()
+    (dest / "x.mp4").write_text("mine")
+    real = store.list
+    monkeypatch.setattr(store, "list", lambda *a: real(*a) | {"reach-1/videos/../../x.mp4": 1})
+    pull(store, None, dest, notify=lambda text: None)
+    assert (dest / "x.mp4").read_text() == "mine"
+
+
 def test_a_disk_without_room(there: Store, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     upload(run, there)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(100, 90, 10))  # type: ignore[attr-defined]

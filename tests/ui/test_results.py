@@ -150,11 +150,17 @@ def test_the_verdict_is_neutral_without_a_success_or_without_a_change(
     assert said.startswith(words) and verdict == "neutral"
 
 
+HACKED = (
+    "The return rose from 10 to 40, but success fell from 93 % to 76 %: "
+    "the reward pays for something other than success."
+)
+
+
 @pytest.mark.parametrize(
     ("evaluations", "words", "verdict"),
-    [(((0.25, -115.0), (0.93, 10.0), (0.76, 40.0)),
-      "The return rose from 10 to 40, but success fell from 93 % to 76 %: "
-      "the reward pays for something other than success.", "bad"),
+    [(((0.9, -115.0), (0.93, 10.0), (0.76, 40.0)), HACKED, "bad"),
+     (((0.25, -115.0), (0.93, 10.0), (0.76, 40.0)),
+      f"It learnt: {DURING}, from 25 % to 76 % success. {HACKED}", "neutral"),
      (((0.25, -115.0), (0.93, 10.0), (0.76, 9.0)), f"It learnt: {DURING}, from 25 % to 76 % success.", "good"),
      (((0.25, 5.0), (0.2, 10.0)), f"The return rose, but success did not: {DURING}, from a mean return of", "neutral")],
 )  # fmt: skip
