@@ -69,7 +69,7 @@ def choose_and_begin(train: Notebook, name: str) -> Run:
     type_in(train, "run_name", name)
     type_in(train, "checkpoint_every", str(STEPS))
     press(train, "train")
-    train.see(".kit-head", "training", 120)
+    train.see(".kit-head .kit-state", "training", 120)
     run = Run(train.lab.folder / "runs" / name)
     assert run.config.overrides["gamma"] == 0.95
     train.see(".kit-choices", f"Reach with PPO, {STEPS:,} steps, seed 0")
@@ -87,11 +87,11 @@ def has_focus(train: Notebook, button: str) -> bool:
 
 def pause_and_save(train: Notebook, run: Run) -> None:
     press(train, "pause")
-    train.see(".kit-head", "paused")
+    train.see(".kit-head .kit-state", "paused")
     stands_at = run.status()["step"]
     assert has_focus(train, "pause"), "or Space could not continue"
     train.page.keyboard.press("Space")
-    train.see(".kit-head", "training")
+    train.see(".kit-head .kit-state", "training")
     wait_for(lambda: run.status()["step"] > stands_at)
     assert not run.checkpoints()
     press(train, "save")
@@ -102,15 +102,15 @@ def pause_and_save(train: Notebook, run: Run) -> None:
 def reload_and_restart(train: Notebook, run: Run) -> None:
     """The reloaded page and a new kernel find the run. It is paused, to leave them the CPU."""
     press(train, "pause")
-    train.see(".kit-head", "paused")
+    train.see(".kit-head .kit-state", "paused")
     train.command("docmanager:save")
     train.page.wait_for_function("() => !document.querySelector('.jp-mod-dirty')")
     train.page.reload()
-    train.see(".kit-head", "paused")
+    train.see(".kit-head .kit-state", "paused")
     press(train, "pause")
-    train.see(".kit-head", "training")
+    train.see(".kit-head .kit-state", "training")
     press(train, "pause")
-    train.see(".kit-head", "paused")
+    train.see(".kit-head .kit-state", "paused")
 
     train.command("kernelmenu:restart")
     train.see(".jp-Dialog-button.jp-mod-warn").click()
@@ -123,7 +123,7 @@ def reload_and_restart(train: Notebook, run: Run) -> None:
     train.idle()
     train.run_all()
     train.see(".kit-label", f"{run.name} is already training", 120)
-    train.see(".kit-head", "paused")
+    train.see(".kit-head .kit-state", "paused")
 
 
 def stop_and_resume(train: Notebook, run: Run) -> None:
@@ -147,7 +147,7 @@ def resume_from_the_other_notebook(train: Notebook, run: Run) -> None:
     resume.run_all()
     resume.see(".kit-resume-panel .kit-run", run.name)
     resume.see(".kit-resume-button").click()
-    resume.see(".kit-head", "training", 120)
+    resume.see(".kit-head .kit-state", "training", 120)
     wait_for(run.is_working)
 
 
