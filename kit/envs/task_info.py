@@ -35,7 +35,7 @@ class TaskInfo(NamedTuple):
     lessons: str = ""
     """Curriculum: the stages to train in, for tasks that cannot be learned directly with the default options."""
     robot: Sequence[str] = ()
-    """What was found in the model of a robot given by name or file: its feet, home pose, gains or hand, a line each."""
+    """Feet, home pose, gains or hand, as found in the model of your own robot; one line each."""
 
 
 def numbers(fields: Sequence[Field]) -> spaces.Box:

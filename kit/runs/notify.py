@@ -32,11 +32,12 @@ def send(name: str, status: dict[str, Any]) -> None:
 
 def text(status: dict[str, Any]) -> str:
     """Describe how a run ended, such as "done: 100,352 steps, 97 % success, after 2 min"."""
+    from kit.machine.progress import percent
     from kit.measure.speed import duration  # imports torch
 
     parts = [status["message"] or status["state"]]
     if status["success_rate"] is not None:
-        parts.append(f"{100 * status['success_rate']:.0f} % success")
+        parts.append(f"{percent(status['success_rate'])} success")
     elif status["mean_return"] is not None:
         parts.append(f"mean return {status['mean_return']:.4g}")
     if status["started"] and status["updated"]:
