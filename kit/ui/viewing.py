@@ -27,7 +27,9 @@ from kit.runs.demonstrations import RECORD_SEED, Recorder, write
 from kit.runs.evaluation import EVAL_SEED, Script
 from kit.runs.opponents import make_env
 from kit.runs.run import Run, load_policy, opened
+from kit.tasks.fetch.task import PickAndPlace, Push
 from kit.tasks.joystick.task import Joystick
+from kit.tasks.reach.any_arm import AnyArm
 from kit.tasks.reach.task import Reach
 from kit.trust import permit
 from kit.ui import bars
@@ -47,12 +49,18 @@ SPACING = 2.0
 """Distance between neighbouring envs, divided by one env's size: the largest extent of its bodies along x, y or z."""
 ALL_ENVS = "all, side by side"
 
+Arm = Reach | AnyArm | Push
+"""Tasks whose hand can be moved by hand."""
 BY_HAND = "by hand"
+BY_HAND_S = 8.0
+"""Seconds that an episode takes at least when moved by hand: the arms' own take 2 to 5, too short to act in."""
 KEYS = (("I", "K"), ("J", "L"), ("U", "O"))
-"""Pairs of keys. Each pair increases and decreases one number: x, y or z of Reach's target, or the commanded velocity
+"""Pairs of keys. Each pair increases and decreases one number: x, y or z of an arm's target, or the commanded velocity
 (forward, left, turn) of a walking robot.
 
 Arrow keys are not used: viser turns the camera with them, even if a command has the same key."""
+FINGERS_KEY = "G"
+"""Key that closes and opens the fingers of PickAndPlace."""
 NUDGE_M = 0.02
 """Distance that a key press moves the target."""
 STICK_M_S = 0.3
@@ -96,8 +104,8 @@ class Viewer:
                 self._policies[title] = partial(self._trained, run, number)
                 if number == (checkpoint.step if checkpoint else 0):
                     chosen = title
-        if isinstance(task := self._task, Reach):
-            self._policies[BY_HAND] = lambda noise: by_hand(task, self._target)
+        if isinstance(task := self._task, Arm):
+            self._policies[BY_HAND] = lambda noise: by_hand(task, self._target, self._fingers)
         for name in self._task.scripts:
             self._policies[f"scripted: {name}"] = partial(self._scripted, name)
         if not self._task.scripts and self._env.scripted() is not None:  # a task may override `scripted`
@@ -163,7 +171,7 @@ class Viewer:
         else:
             display(HTML(frame(self.url)))
         print(self)
-        if isinstance(self._task, Reach | Joystick):
+        if isinstance(self._task, Arm | Joystick):
             try:
                 self._gamepad = Gamepad(need("ipywidgets", "notebook"))
             except UserError:
@@ -219,6 +227,7 @@ class Viewer:
     def _build(self, gui: Any, chosen: str) -> None:
         self._caption = gui.add_markdown("")
         self._policy = gui.add_dropdown("policy", list(self._policies), initial_value=chosen)
+        self._policy.on_update(lambda _: self._slow_down())
         self._noise = gui.add_checkbox("random actions (exploration noise)", initial_value=False)
         self._speed = gui.add_slider("speed", 0.1, 3.0, 0.1, initial_value=1.0)
         self._paused = gui.add_checkbox("pause", initial_value=False)
@@ -239,11 +248,17 @@ class Viewer:
         gui.main_panel.dock_right()  # floating, it would cover the robot
         gui.main_panel.set_width(BARS_PX)
         self._joystick: list[Any] = []
-        if isinstance(self._task, Reach):
+        self._fingers: Any = None
+        self._slow_down()
+        if isinstance(self._task, Arm):
             hand_w = self._task.hand_w[0].tolist()
             self._target = self._server.scene.add_transform_controls(
                 "/fixed_bodies/target", scale=0.15, position=hand_w, disable_rotations=True
             )
+            if isinstance(self._task, PickAndPlace):
+                self._fingers = fingers = gui.add_checkbox(f"close the fingers ({FINGERS_KEY})", initial_value=False)
+                toggle = gui.add_command("close or open the fingers", hotkey=FINGERS_KEY)
+                toggle.on_trigger(lambda _: setattr(fingers, "value", not fingers.value))
             self._add_keys(gui, ("target x", "target y", "target z"), self._move_target)
         elif isinstance(self._task, Joystick):
             with gui.add_folder("joystick"):
@@ -268,6 +283,11 @@ class Viewer:
             gui.add_command(f"{name}: more", hotkey=more).on_trigger(lambda _, i=index: move(i, 1))
             gui.add_command(f"{name}: less", hotkey=less).on_trigger(lambda _, i=index: move(i, -1))
 
+    def _slow_down(self) -> None:
+        """Slow down episodes that are moved by hand, to `BY_HAND_S`; run others in real time."""
+        episode_s = self._task.episode_steps * self._env.control_dt_s if self._policy.value == BY_HAND else BY_HAND_S
+        self._speed.value = max(self._speed.min, min(1.0, round(episode_s / BY_HAND_S, 1)))
+
     def _move_target(self, axis: int, sign: int) -> None:
         position = np.array(self._target.position)
         position[axis] += sign * NUDGE_M
@@ -289,7 +309,7 @@ class Viewer:
             self._steer.value = True
             for slider, stick in zip(self._joystick, (sticks[1], -sticks[0], -sticks[2]), strict=True):
                 slider.value = round(float(stick) * slider.max, 2)
-        elif isinstance(self._task, Reach):
+        elif isinstance(self._task, Arm):
             moved = np.array([sticks[1], -sticks[0], sticks[3]]) * STICK_M_S * self._env.control_dt_s
             hand_w = self._task.hand_w[0].numpy()
             ahead = np.array(self._target.position) + moved - hand_w
@@ -366,7 +386,7 @@ class Viewer:
 
     def _place_target(self) -> None:
         """Put the target of `by_hand` where the hand is."""
-        if isinstance(self._task, Reach):
+        if isinstance(self._task, Arm):
             self._target.position = self._task.hand_w[0].numpy()
 
     def _draw(self) -> None:
@@ -398,12 +418,17 @@ def frame(url: str) -> str:
     return f'<div><iframe onload="{load}" width="100%" height="{HEIGHT}" frameborder="0"></iframe></div>'
 
 
-def by_hand(task: Reach, target: Any) -> Player:
-    """Return a player that moves the hand of Reach, in the first env, towards `target`, dragged in the viewer."""
+def by_hand(task: Arm, target: Any, fingers: Any = None) -> Player:
+    """Return a player that moves the hand, in the first env, towards `target`, dragged in the viewer.
+
+    `fingers`: a checkbox, whether they are closed; for PickAndPlace.
+    """
 
     def act(_: Obs) -> torch.Tensor:
         target_w = torch.as_tensor(np.array(target.position), dtype=task.dtype)
         action = task.toward(target_w.expand(task.n, 3))
+        if fingers is not None and not fingers.value:
+            action[0, -1] = 1.0
         action[1:] = 0.0
         return action
 
@@ -443,9 +468,10 @@ def view(
     `step`: the policy to begin with; default: the best. A panel shows the reward, its terms and the actions as bars.
     `n_envs`: show several envs, side by side or one of them; you act and record in the first.
 
-    Reach and ReachVision: choose the policy "by hand", then drag the target, or click into the scene and move it with
-    the keys I K, J L and U O. Joystick tasks: steer a policy with the sliders, or with the same keys. Both obey
-    the sticks of a gamepad at your computer, too: press one of its buttons, and it appears below the viewer. Tick
+    Arms (Reach, Push, `reach:ROBOT` and the like): choose the policy "by hand", then drag the target, or click into the
+    scene and move it with the keys I K, J L and U O; in PickAndPlace, G closes the fingers. Joystick tasks: steer a
+    policy with the sliders, or with the same keys. Both obey the sticks of a gamepad at your computer, too: press
+    one of its buttons, and it appears below the viewer. Tick
     "record" to keep whole episodes, and save them as a dataset for `kit.RunConfig(dataset=...)`. On a phone the
     controls cover the lower part of the scene; a tap on their head folds them.
 

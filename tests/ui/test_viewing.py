@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,10 +15,11 @@ from kit.envs import make_task
 from kit.envs.vec import TensorEnv
 from kit.errors import UserError
 from kit.runs.demonstrations import read
+from kit.tasks.fetch.task import PickAndPlace
 from kit.tasks.joystick.task import Joystick
 from kit.tasks.reach.task import Reach
 from kit.ui.gamepad import Gamepad
-from kit.ui.viewing import frame
+from kit.ui.viewing import by_hand, frame
 from tests.runs.crash import create
 from tests.ui.fabricate import connect, wait_for
 
@@ -105,6 +107,37 @@ def test_an_episode_moved_by_hand_is_saved_as_a_dataset(tmp_path: Path, monkeypa
     env.close()
     assert not any(len(episode.rewards) == 100 for episode in others), "only the first arm is moved and recorded"
     assert first.rewards.sum() > 0.5, "the hand came closer to the goal by at least 10 cm"
+
+
+@pytest.mark.parametrize("control", ["hand", "joints"])
+def test_a_block_is_lifted_by_hand(control: str) -> None:
+    env = TensorEnv(make_task("PickAndPlace", control=control), 2)
+    obs, task = env.reset(seed=0), env.task
+    assert isinstance(task, PickAndPlace)
+    hand, fingers = SimpleNamespace(position=task.hand_w[0].numpy()), SimpleNamespace(value=False)
+    player = by_hand(task, hand, fingers)
+    above, on, away = (task.object_w[0].numpy() + [0, 0, z] for z in (0.1, 0.0, 0.2))
+    for target_w, closed, steps in ((above, False, 15), (on, False, 8), (on, True, 5), (away, True, 15)):
+        hand.position, fingers.value = target_w, closed
+        for _ in range(steps):
+            action, _ = player(obs, ())
+            obs = env.step(action)[0]
+            assert not action[1].any(), "only the first arm is moved"
+    lifted = task.object_w[0, 2] - on[2]
+    env.close()
+    assert lifted > 0.1
+
+
+def test_episodes_are_slow_enough_to_act_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mjviser")
+    shown = kit.ui.view(env="PickAndPlace", port=8899)
+    try:
+        assert (shown._policy.value, shown._speed.value) == ("by hand", 0.2), "two seconds take ten"
+        assert not shown._fingers.value, "the hand begins open"
+        shown._policy.value = "scripted: grasp"
+        assert shown._speed.value == 1.0
+    finally:
+        shown.close()
 
 
 def test_several_envs_are_side_by_side_or_one_of_them(monkeypatch: pytest.MonkeyPatch) -> None:

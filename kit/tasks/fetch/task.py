@@ -17,6 +17,7 @@ from kit.errors import UserError
 from kit.sim import Simulator
 from kit.tasks.fetch.model import CAMERAS, HAND_BODY, HAND_QUAT, MOCAP, OBJECT, SUBSTEPS, build_scene
 from kit.tasks.reach.model import ARM, FINGER_OPEN_M, FINGERS, GOAL, HAND
+from kit.tasks.reach.task import joint_speeds_towards
 
 SUCCESS_M = 0.05
 """Distance between object and goal below which an episode succeeds."""
@@ -233,7 +234,7 @@ class Push(MujocoTask):
         start = start + torch.where(near, 0.0, OVER_M) * self._up
         done = left < SUCCESS_M / 2
         target_w = torch.where(is_behind, self.hand_w + PUSH_GAIN * left * ahead - 2 * aside, start)
-        return self._towards(torch.where(done, self.hand_w, target_w))
+        return self.toward(torch.where(done, self.hand_w, target_w))
 
     @property
     def _height(self) -> torch.Tensor:
@@ -244,9 +245,12 @@ class Push(MujocoTask):
         """Return `vector` (n, 3) with a height of 0."""
         return vector * (1 - self._up)
 
-    def _towards(self, target_w: torch.Tensor, fingers: torch.Tensor | float = -1.0) -> torch.Tensor:
-        """Return actions (n, 4) that move the hand to `target_w` (n, 3); `fingers` (n, 1): 1 open, -1 close."""
-        move = ((target_w - self.hand_w) / STEP_M).clamp(-1, 1)
+    def toward(self, target_w: torch.Tensor, fingers: torch.Tensor | float = -1.0) -> torch.Tensor:
+        """Return actions (n, 4 or 8) that move the hand to `target_w` (n, 3); `fingers` (n, 1): 1 open, -1 close."""
+        if self.joints:
+            move = joint_speeds_towards(self.sim, self._joint_ids, self.hand_w, target_w)
+        else:
+            move = ((target_w - self.hand_w) / STEP_M).clamp(-1, 1)
         return torch.cat([move, torch.ones_like(move[:, :1]) * fingers], dim=1)
 
     def info(self) -> dict[str, torch.Tensor]:
@@ -270,7 +274,7 @@ class PickAndPlace(Push):
         over = self.object_w + torch.where(aside < ASIDE_M, 0.0, OVER_M) * self._up
         inside = (aside < ASIDE_M) & (above.abs() < GRASP_M)
         closed = self._finger_qpos.sum(1, keepdim=True) < 2 * HALF_M + GRASP_M / 2
-        return self._towards(
+        return self.toward(
             torch.where(inside & closed, self.hand_w + self.goal_w - self.object_w, over),
             torch.where(inside, -1.0, 1.0),
         )

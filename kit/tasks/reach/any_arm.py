@@ -121,7 +121,11 @@ class AnyArm(MujocoTask):
 
     def straight(self) -> torch.Tensor:
         """Scripted policy: move the hand straight to the goal. Returns actions (n, joints)."""
-        return joint_speeds_towards(self.sim, self._joint_ids, self.hand_w, self._goal_w)
+        return self.toward(self._goal_w)
+
+    def toward(self, target_w: torch.Tensor) -> torch.Tensor:
+        """Return actions (n, joints) that move the hand in a straight line to `target_w` (n, 3), world frame, m."""
+        return joint_speeds_towards(self.sim, self._joint_ids, self.hand_w, target_w)
 
     def info(self) -> dict[str, torch.Tensor]:
         return {"distance": self._distance, **{f"reward/{name}": term for name, term in self._terms.items()}}
