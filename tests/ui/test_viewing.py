@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -116,7 +117,7 @@ def test_a_block_is_lifted_by_hand(control: str) -> None:
     assert isinstance(task, PickAndPlace)
     hand, fingers = SimpleNamespace(position=task.hand_w[0].numpy()), SimpleNamespace(value=False)
     player = by_hand(task, hand, fingers)
-    above, on, away = (task.object_w[0].numpy() + [0, 0, z] for z in (0.1, 0.0, 0.2))
+    above, on, away = (task.object_w[0].numpy() + np.array([0, 0, z]) for z in (0.1, 0.0, 0.2))
     for target_w, closed, steps in ((above, False, 15), (on, False, 8), (on, True, 5), (away, True, 15)):
         hand.position, fingers.value = target_w, closed
         for _ in range(steps):
