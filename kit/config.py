@@ -76,7 +76,7 @@ class RunConfig:
         "auto", "network from observations to features: auto, a name from `kit encoders`, or module:Class"
     )
     teacher: str | None = _setting(
-        None, "who teaches, for Distill: a run, RUN@STEP or its URL; or scripted, the task's own policy"
+        None, "who teaches, for Distill: a run, RUN@STEP or its URL; NAME.onnx; or scripted, the task's own policy"
     )
     dataset: str | None = _setting(
         None, "recorded episodes, for BC, SAC, TD3, CrossQ: a folder of `kit record`, or its URL in a store"

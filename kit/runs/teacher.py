@@ -1,7 +1,7 @@
-"""Teachers for distillation: the policy of another run, or the task's scripted policy.
+"""Teachers for distillation: the policy of another run, an exported policy, or the task's scripted policy.
 
-The config and weights of a teacher's policy are saved in every checkpoint of the student's run, so that the student's
-run resumes on a machine that does not have the teacher's run.
+The config and weights of a teacher's policy, or its ONNX file, are saved in every checkpoint of the student's run, so
+that the student's run resumes on a machine that does not have the teacher.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from kit.envs.obs import TEACHER, Obs, pick, pick_space
 from kit.envs.play import HiddenState, Player, restart
 from kit.errors import UserError
 from kit.runs.evaluation import Script
+from kit.runs.exported import ExportedPolicy, read
 from kit.runs.finding import locate_step
 from kit.runs.run import Run, load_policy, opened
 from kit.trust import mark_source, permit
@@ -49,41 +50,34 @@ class ScriptedTeacher(Script):
 
 
 class PolicyTeacher:
-    """A trained policy as teacher. It acts deterministically in `n` envs."""
+    """A trained policy as teacher. It acts deterministically in `n` envs.
 
-    def __init__(self, config: RunConfig, policy: dict[str, Any], n: int, device: torch.device) -> None:
-        from kit.trainers.saving import RandomGenerators
+    `is_bare`: whether its observation is a tensor, not a dict. `saved`: what a checkpoint of the student holds of it.
+    """
 
-        generators = RandomGenerators(torch.device("cpu"))
-        before = generators.state()
-        self._config, self._policy = config, policy
-        trainer = load_policy(config, None)
-        generators.load_state(before)  # building a network draws random numbers
-        trainer.load_policy(policy)
-        self.actor = trainer.as_actor().to(device)
-        space = trainer.tensor_env.observation_space
-        self._bare = not isinstance(space, spaces.Dict)
-        self._hidden_state: HiddenState = self.actor.initial_state(n)
+    def __init__(self, policy: Player, is_bare: bool, n: int, saved: dict[str, Any]) -> None:
+        self.policy, self._is_bare, self._saved = policy, is_bare, saved
+        self._hidden_state: HiddenState = policy.initial_state(n)
 
     def player(self, env: BatchEnv) -> Player:
         """Return the teacher as a player of `env`, for evaluations; it sees the group "teacher"."""
         return _GroupPlayer(self, env.obs_groups.get(TEACHER))
 
     def act(self, obs: Obs) -> torch.Tensor:
-        action, self._hidden_state = self.actor(self.own_obs(obs), self._hidden_state)
+        action, self._hidden_state = self.policy(self.own_obs(obs), self._hidden_state)
         return action
 
     def own_obs(self, obs: Obs) -> Obs:
         """Convert `obs`, the entries of the group "teacher", to the form of the teacher's own env: dict or tensor."""
-        return pick(obs, tuple(obs)) if self._bare and isinstance(obs, dict) else obs
+        return pick(obs, tuple(obs)) if self._is_bare and isinstance(obs, dict) else obs
 
     def restart(self, done: torch.Tensor) -> None:
-        self._hidden_state = restart(self.actor, self._hidden_state, done)
+        self._hidden_state = restart(self.policy, self._hidden_state, done)
 
     def state(self) -> dict[str, Any]:
-        policy = {f"{name}/{key}": value for name, values in self._policy.items() for key, value in values.items()}
-        hidden = {f"hidden_state/{i}": state.cpu().clone() for i, state in enumerate(self._hidden_state)}
-        return {"config": json.dumps(self._config.to_dict()), **policy, **hidden}
+        return {
+            **self._saved, **{f"hidden_state/{i}": state.cpu().clone() for i, state in enumerate(self._hidden_state)}
+        }  # fmt: skip
 
     def load_state(self, state: dict[str, Any]) -> None:
         saved = tuple(state[f"hidden_state/{i}"].to(now.device) for i, now in enumerate(self._hidden_state))
@@ -98,10 +92,10 @@ class _GroupPlayer:
         self._teacher, self._names = teacher, names
 
     def initial_state(self, n: int) -> HiddenState:
-        return self._teacher.actor.initial_state(n)
+        return self._teacher.policy.initial_state(n)
 
     def __call__(self, obs: Obs, hidden_state: HiddenState) -> tuple[torch.Tensor, HiddenState]:
-        return self._teacher.actor(self._teacher.own_obs(pick(obs, self._names)), hidden_state)
+        return self._teacher.policy(self._teacher.own_obs(pick(obs, self._names)), hidden_state)
 
 
 def make_teacher(config: RunConfig, env: BatchEnv, saved: dict[str, Any] | None) -> ScriptedTeacher | PolicyTeacher:
@@ -109,6 +103,9 @@ def make_teacher(config: RunConfig, env: BatchEnv, saved: dict[str, Any] | None)
     name, _, script = str(config.teacher).partition(":")
     if name == SCRIPTED:
         return ScriptedTeacher(env, script or None)
+    if _is_onnx(name) if saved is None else "onnx" in saved:
+        content, about = read(_path(config)) if saved is None else (bytes(saved["onnx"].numpy()), saved["about"])
+        return _exported(config, content, about, env)
     if saved is None:
         teacher_config, policy = _read(config)
         check_spaces(config, teacher_config, env)
@@ -118,7 +115,36 @@ def make_teacher(config: RunConfig, env: BatchEnv, saved: dict[str, Any] | None)
             component, slash, key = name.partition("/")
             if slash and component != "hidden_state":
                 policy.setdefault(component, {})[key] = value
-    return PolicyTeacher(teacher_config, policy, env.num_envs, env.device)
+    return _trained(teacher_config, policy, env.num_envs, env.device)
+
+
+def _trained(config: RunConfig, policy: dict[str, Any], n: int, device: torch.device) -> PolicyTeacher:
+    """Return the teacher with the weights `policy` of a run with `config`."""
+    from kit.trainers.saving import RandomGenerators
+
+    generators = RandomGenerators(torch.device("cpu"))
+    before = generators.state()
+    trainer = load_policy(config, None)
+    generators.load_state(before)  # building a network draws random numbers
+    trainer.load_policy(policy)
+    weights = {f"{name}/{key}": value for name, values in policy.items() for key, value in values.items()}
+    is_bare = not isinstance(trainer.tensor_env.observation_space, spaces.Dict)
+    saved = {"config": json.dumps(config.to_dict()), **weights}
+    return PolicyTeacher(trainer.as_actor().to(device), is_bare, n, saved)
+
+
+def _exported(config: RunConfig, content: bytes, about: str, env: BatchEnv) -> PolicyTeacher:
+    policy = ExportedPolicy(content, about, f"teacher={config.teacher!r}")
+    saved = {"onnx": torch.frombuffer(bytearray(content), dtype=torch.uint8), "about": about}
+    return PolicyTeacher(policy, policy.is_bare, env.num_envs, saved)
+
+
+def _is_onnx(teacher: str) -> bool:
+    return teacher.endswith(".onnx")
+
+
+def _path(config: RunConfig) -> Path:
+    return Path(str(config.teacher)).expanduser()
 
 
 def saved_config(saved: dict[str, Any], runs_dir: str) -> RunConfig:
@@ -136,9 +162,17 @@ def check(config: RunConfig, env: Spaces, trust: bool) -> None:
     """Raise `UserError` if the teacher of `config` does not fit `env`. Makes no envs."""
     if config.teacher is None or config.teacher.partition(":")[0] == SCRIPTED:
         return
-    if config.teacher.endswith(".zip") or os.path.isfile(Path(config.teacher).expanduser()):  # noqa: PTH113 - never raises
-        runs = "runs/NAME, runs/NAME@STEP or its URL in a store"
-        raise UserError(f"teacher={config.teacher!r} is a file; name a run ({runs}) or 'scripted' instead.")
+    if _is_onnx(config.teacher):
+        policy = ExportedPolicy(*read(_path(config)), f"teacher={config.teacher!r}")
+        if problem := policy.misfit(_teacher_space(env, as_dict=not policy.is_bare), env.action_space):
+            raise UserError(
+                f"teacher={config.teacher!r} does not fit env={config.env!r}: {problem}; name a policy whose env fits "
+                "the observation group 'teacher'."
+            )
+        return
+    if config.teacher.endswith(".zip") or os.path.isfile(_path(config)):  # noqa: PTH113 - never raises
+        valid = "a run (runs/NAME, runs/NAME@STEP or its URL in a store), an ONNX file of kit.export, or 'scripted'"
+        raise UserError(f"teacher={config.teacher!r} is a file; name {valid} instead.")
     run, step = locate_step(config.teacher, config.runs_dir, trust)
     check_spaces(config, opened(run, trust).config, env)
     run.find(step)
@@ -150,7 +184,7 @@ def check_trust(run: Run, runs_dir: str, trust: bool) -> None:
     The teacher's config is in the run's checkpoint or, before the first one, in the teacher's own run.
     """
     name, saved = str(run.config.teacher), run.latest()
-    if name.partition(":")[0] == SCRIPTED:
+    if name.partition(":")[0] == SCRIPTED or _is_onnx(name):
         return
     if saved is None:
         opened(locate_step(name, runs_dir, trust)[0], trust)

@@ -134,6 +134,36 @@ def test_a_student_is_exported_like_any_policy(students):
     assert [entry["name"] for entry in about["inputs"]] == ["obs.eye"]
 
 
+def test_an_exported_policy_teaches_as_its_run_does(tmp_path, teacher, students):
+    """The ONNX file is in the checkpoint: without the file the student goes on, and ends like an uncut one."""
+    pytest.importorskip("onnxruntime")
+    file = kit.export(teacher, "onnx", "best", tmp_path / "lent.onnx")
+    uncut, cut = (student(tmp_path, name, str(file), eval_every=240) for name in ("uncut", "cut"))
+    assert complete(uncut) == 0, uncut.log()
+    for _ in cut_twice(cut, 64):
+        file.unlink(missing_ok=True)
+    assert complete(cut) == 0, cut.log()
+    assert_same_end(cut, uncut)
+    ours, its = (run.rows()[0]["teacher/mean_return"] for run in (cut, students["run"]))
+    assert ours == pytest.approx(its, rel=1e-4)
+
+
+def test_a_file_that_cannot_teach_is_refused_in_one_sentence(tmp_path, teacher):
+    pytest.importorskip("onnxruntime")
+    file = kit.export(teacher, "onnx", path=tmp_path / "mine.onnx")
+
+    def refused(words, env=CHASE):
+        with pytest.raises(UserError, match=words):
+            kit.train(env=env, algo="Distill", teacher=str(file), total_steps=64, runs_dir=str(tmp_path / "runs"))
+
+    refused(r"does not fit env='Reach': its obs is float32 \(2,\), the env's float32 \(24,\)", env="Reach")
+    file.write_bytes(b"no model")
+    refused("is not an ONNX file of kit")
+    file.with_suffix(".json").unlink()
+    refused(r"mine.json' is missing; `kit export RUN --to onnx` writes NAME.onnx and NAME.json")
+    assert not (tmp_path / "runs").exists()
+
+
 def test_a_teacher_of_another_task_is_refused_in_one_sentence(tmp_path, teacher):
     with pytest.raises(UserError, match=r"teacher=.*ChaseState.* but as a teacher of env='Reach'"):
         kit.train(env="Reach", algo="Distill", teacher=str(teacher.path), total_steps=64, runs_dir=str(tmp_path))
