@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,7 +39,9 @@ class Advice:
     sentences: tuple[str, ...]
 
     def __str__(self) -> str:
-        return "\n".join(f"- {sentence}" for sentence in self.sentences)
+        # in JupyterLab a line that is longer than the page breaks inside a word
+        filled = (textwrap.fill(f"- {sentence}", 100, subsequent_indent="  ") for sentence in self.sentences)
+        return "\n".join(filled)
 
     __repr__ = __str__
 
@@ -51,11 +54,11 @@ def advise(config: RunConfig, speed: Speed, machine: Machine | None = None) -> A
     share = 1 - speed.update_share
     if share > 0.75:
         helps = "more cores help, a GPU for the network would not"
-        sentences.append(f"Physics takes {percent(share)} of the time: {helps}.")
+        sentences.append(f"The envs take {percent(share)} of the time: {helps}.")
     elif share < 0.4:
-        sentences.append(f"The network takes {percent(1 - share)} of the time: a smaller one would be faster.")
+        sentences.append(f"The networks take {percent(1 - share)} of the time: smaller ones would be faster.")
     else:
-        sentences.append(f"Physics takes {percent(share)} of the time, the network the rest: a good balance.")
+        sentences.append(f"The envs take {percent(share)} of the time, the networks the rest: a good balance.")
     if not machine.gpus:
         sentences.append("Without a GPU, arms, dogs and Ant train well, vision slowly; a humanoid needs one.")
     elif speed.device == "cpu":

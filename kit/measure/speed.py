@@ -108,7 +108,7 @@ class Speed:
         lines = [f"{self.env} with {self.algo}, {self.n_envs} envs on {self.device}, in env steps per second:"]
         lines += [f"{rate:>10,.0f}  {name}" for name, rate in rates.items() if rate is not None]
         ratio = self.env_steps_per_s / (self.physics_steps_per_s or float("inf"))
-        share = f"The env reaches {ratio:.2f} of bare physics. " if ratio else ""
+        share = f"The env reaches {percent(ratio)} of bare physics. " if ratio else ""
         return "\n".join([*lines, f"{share}Networks take {percent(self.update_share)} of the training time."])
 
     __repr__ = __str__
@@ -354,7 +354,7 @@ def duration(seconds: float) -> str:
 
 def rough_duration(seconds: float) -> str:
     """Format an estimate from one measurement, to about 20 percent, such as "45 s", "25 min" or "2 h 30 min"."""
-    roundings = ((20, 1), (100, 5), (600, 60), (6000, 300), (math.inf, 1800))  # (below, to), s
+    roundings = ((20, 1), (100, 5), (1800, 60), (6000, 300), (math.inf, 1800))  # (below, to), s
     step = next(step for limit, step in roundings if seconds < limit)
     return duration(step * round(seconds / step)).removesuffix(" 00 min")
 

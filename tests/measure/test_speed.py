@@ -129,7 +129,7 @@ def test_text_of_estimates_and_speeds() -> None:
         "     4,000  bare physics",
         "     3,000  the env, with observations and rewards",
         "     1,500  training, end to end",
-        "The env reaches 0.75 of bare physics. Networks take 50 % of the training time.",
+        "The env reaches 75 % of bare physics. Networks take 50 % of the training time.",
     ]
 
 
@@ -163,7 +163,7 @@ def test_durations(seconds: float, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(8.2, "8 s"), (71, "70 s"), (99, "2 min"), (254, "4 min"), (2780, "45 min"), (7390, "2 h"), (9300, "2 h 30 min")],
+    [(8.2, "8 s"), (71, "70 s"), (99, "2 min"), (254, "4 min"), (714, "12 min"), (2780, "45 min"), (7390, "2 h"), (9300, "2 h 30 min")],
 )
 def test_an_estimate_from_one_measurement_is_rounded(seconds: float, text: str) -> None:
     assert speed.rough_duration(seconds) == text
