@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import textwrap
 from dataclasses import dataclass
@@ -112,13 +113,14 @@ def rented(seconds: float) -> pd.DataFrame:
 
 
 def disk_use(config: RunConfig) -> str:
-    """Describe the disk use, such as "checkpoints take at most 10GB of 71 GB of free disk space"."""
+    """Describe the disk use, such as "checkpoints take at most 10 GB of 71 GB of free disk space"."""
     folder = Path(config.runs_dir).expanduser().absolute()
     free = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
     budget = byte_count("disk_budget", config.disk_budget)
     space = f"{free / 1e9:,.3g} GB of free disk space"
     limit = f" of {space}" if budget <= free else f", but there are only {space}"
-    return f"checkpoints take at most {config.disk_budget}{limit}"
+    most = re.sub(r"(?<=\d)(?=[A-Za-z])", " ", config.disk_budget)
+    return f"checkpoints take at most {most}{limit}"
 
 
 def memory_use(config: RunConfig, speed: Speed, machine: Machine | None = None) -> str:

@@ -97,6 +97,16 @@ class Status:
                 self.written = True
 
 
+def _is_deleted(path: Path) -> bool:
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return True
+    except OSError:  # such as a mount that does not answer
+        return False
+    return False
+
+
 def exit_code(state: str) -> int:
     """Return the exit code for a run or notebook that ended in `state`."""
     return {"finished": DONE, "interrupted": INTERRUPTED}.get(state, FAILED)
@@ -113,6 +123,8 @@ def read(run_path: Path) -> dict[str, Any]:
         status["store"] = {**store, "state": "failing", "error": error}
     if status["state"] in WORKING and not is_locked(run_path):
         status |= {"state": "interrupted", "steps_per_s": None, "eta_s": None, "gpu": None}
+        if _is_deleted(run_path):
+            return status | {"state": "failed", "message": f"{run_path} was deleted"}
         last = f" (its last message: {status['message']})" if status["message"] else ""
         status["message"] = f"the process was killed; resume goes on from the last checkpoint{last}"
     return status

@@ -20,8 +20,8 @@ from kit.ui.learning import MEANINGS, Curve
 
 WIDTH, HEIGHT = 284, 190  # px
 LEFT, RIGHT, TOP, BOTTOM = 46, 16, 26, 28  # px around the plotting area; RIGHT fits half of the last x label
-LETTER, ROW = 6.6, 15
-"""Width of a letter and height of a row of the legend, in pixels."""
+TITLE_X, LETTER, ROW = 6, 6.6, 15
+"""Left edge of title and legend, so that two lines' names fit beside the title; width of a letter, height of a row."""
 MAX_POINTS = 300
 HOVER_POINTS, HOVER_PX = 60, 6
 """Number of points per line that show their value when pointed at, and their radius."""
@@ -78,7 +78,7 @@ def line_chart(
         return LEFT + across, height - BOTTOM - up
 
     meaning = f"<title>{html.escape(MEANINGS.get(title, ''))}</title>"
-    parts = [f'<text x="{LEFT}" y="14" font-weight="600" font-size="12.5">{html.escape(title)}{meaning}</text>']
+    parts = [f'<text x="{TITLE_X}" y="14" font-weight="600" font-size="12.5">{html.escape(title)}{meaning}</text>']
     parts += legend
     for y in ticks(low, high, 4):
         _, py = at(x_min, y)
@@ -110,11 +110,11 @@ def _within(points: np.ndarray, steps: tuple[float, float]) -> np.ndarray:
 
 def _legend(title: str, lines: Sequence[Line], width: int) -> tuple[list[str], float]:
     """Return the legend's SVG pieces, to the right of the title, and the upper edge of the plotting area below it."""
-    parts, x, y = list[str](), LEFT + LETTER * 1.15 * len(title) + 16, 10
+    parts, x, y = list[str](), TITLE_X + LETTER * 1.15 * len(title) + 16, 10
     for line in lines:
         needs = 12 + LETTER * len(line.name)
         if x + needs > width:
-            x, y = LEFT, y + ROW
+            x, y = TITLE_X, y + ROW
         dash = ' stroke-dasharray="3 2"' if line.dashed else ""
         parts.append(
             f'<line x1="{x:.1f}" x2="{x + 9:.1f}" y1="{y}" y2="{y}" stroke="{line.colour}" stroke-width="3"{dash}/>'

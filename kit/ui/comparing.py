@@ -356,18 +356,19 @@ def verdict(rows: pd.DataFrame, percent: bool) -> str:
     worse = [label for label in rows.index[1:] if label not in equal]
     best_score = _score(best.score, percent)
     if equal:
-        few = rows.seeds.loc[[rows.index[0], *equal]].min() < LEAST_SEEDS
-        differ = "cannot be told apart with so few seeds" if few else "are not measurably different"
+        alone = rows.seeds.loc[[rows.index[0], *equal]].min() < LEAST_SEEDS
+        differ = "cannot be told apart with so few seeds" if alone else "are not measurably different"
         text = f"{_and([rows.index[0], *equal])} {differ} (best: {best_score})"
     else:
         text = f"{rows.index[0]} is the best, with {best_score}"
     if worse:
         text += f"; {_and(worse)} {'is' if len(worse) == 1 else 'are'} worse"
     reached = rows[np.isfinite(rows.after_s)].sort_values("after_s")
-    if len(reached):
+    few = rows.seeds.min() < LEAST_SEEDS
+    if len(reached) and not few:
         first = reached.iloc[0]
         text += f". {reached.index[0]} is the first to reach {_score(first.threshold, percent)}, after {_time(first)}"
-    if rows.seeds.min() < LEAST_SEEDS:
+    if few:
         return f"{text}. One or two seeds do not show what other seeds would reach; train three or more."
     return f"{text}.{' With so few seeds this is a hint, not a proof.' if rows.seeds.min() < FEW_SEEDS else ''}"
 

@@ -48,13 +48,13 @@ def add(box: Any, refresh: Callable[[], None] | None = None) -> None:
     cells.when_run_again(end)
 
 
-def cover(w: Any, view: Any) -> None:
-    """Let the notice cover `view`, a box of widgets, when the kernel is gone. `w`: ipywidgets."""
+def cover(w: Any, view: Any, refresh: Callable[[], None] | None = None) -> None:
+    """Let the notice cover `view`, a box of widgets, when the kernel is gone. `w`: ipywidgets; `refresh`: see `add`."""
     box = w.HTML()
     box.add_class("kit-alive")
     view.add_class("kit-dashboard")  # the CSS puts the notice over it
     view.children = (*view.children, box)
-    add(box)
+    add(box, refresh)
 
 
 @cache

@@ -167,6 +167,7 @@ class TrainPanel(Panel):
         self.dollars_per_hour = dollars_per_hour
         self._cell = asked_for(self.config)
         self._starting = False
+        self._unfilled: RunConfig | None = None  # what the form held before the run that this panel found filled it
         self._offered: Run | None = None  # the run that the Watch button names
         self._at_work = set[str]()  # names of the runs that were training when the form was last read
 
@@ -240,6 +241,7 @@ class TrainPanel(Panel):
         for run in working_runs(self.config.runs_dir):
             named = run.name == self.config.run_name and run.config.env == self.config.env
             if named or (self.config.run_name is None and self._is_own(run)):
+                self._unfilled = self.config
                 self.form.fill(run.requested)
                 self.attach(run)
                 self._show_label(f"{run.name} is already training: this panel shows and controls it.", True)
@@ -260,6 +262,10 @@ class TrainPanel(Panel):
     def _watch_or_leave(self) -> None:
         """Watch the run that another notebook or program trains; or, if the panel watches a run, leave it."""
         if self.watch_button.description == LEAVE:
+            if self._unfilled is not None:
+                self.form.fill(self._unfilled)
+                self._unfilled = None
+            self._free_name()
             self.leave()
         elif (run := self._offered) is not None and run.is_working():
             self._watched = None if self._is_own(run) else run.path
@@ -278,18 +284,18 @@ class TrainPanel(Panel):
             self._edited()  # the estimate says which other run slows this one down
 
     def _draw_watch_button(self, runs: Sequence[Run]) -> None:
-        """Offer to leave the shown run if it works or is not this panel's, else to watch the latest of `runs`.
+        """Offer to leave the shown run if it works or is not this panel's, else to watch one of `runs`, those at work.
 
-        `runs`: those at work.
+        That is the panel's own, which the user has left, or else the latest.
         """
         is_working, is_foreign = self.is_working, self.run is not None and self.own_run is None
-        self._offered = runs[0] if runs else None
+        self._offered = next((run for run in runs if self._is_own(run)), runs[0] if runs else None)
         if self.run is not None and (is_working or is_foreign):
             self.watch_button.description, self.watch_button.icon = LEAVE, "sign-out"
             self.watch_button.tooltip = f"Stop watching {self.run.name}, which continues, and show the form again"
-        elif runs:
-            self.watch_button.description, self.watch_button.icon = f"Watch {runs[0].name}", "eye"
-            self.watch_button.tooltip = f"Show and control {runs[0].name}, which is at work"
+        elif self._offered is not None:
+            self.watch_button.description, self.watch_button.icon = f"Watch {self._offered.name}", "eye"
+            self.watch_button.tooltip = f"Show and control {self._offered.name}, which is at work"
         self.watch_button.layout.display = None if is_working or is_foreign or runs else "none"
 
     def _typed(self) -> None:
@@ -353,10 +359,14 @@ class TrainPanel(Panel):
         if self.is_working:
             self.train_button.disabled = True
         else:
-            name = self.form.entries["run_name"]
-            if self.run is not None and name.value == self.run.name:
-                name.value = ""  # this run has taken the name; for an empty entry kit makes up a name with the time
+            self._free_name()
             self._edited(estimate=not can_resume)
+
+    def _free_name(self) -> None:
+        """Clear the run_name that the shown run has taken; for an empty entry kit makes up a name with the time."""
+        name = self.form.entries["run_name"]
+        if self.run is not None and name.value == self.run.name:
+            name.value = ""
 
     def _update_title(self) -> None:
         """Name the settings of the run at work, which the form may have left behind, or else those of the form."""

@@ -13,7 +13,7 @@ from kit.ui import heartbeat, style
 from kit.ui.gallery import find_run
 from kit.ui.headless import nobody_there
 from kit.ui.resume import list_lines, store_entry
-from kit.ui.rows import Line, title
+from kit.ui.rows import Line, RowReader, title
 
 
 class RunPicker:
@@ -31,6 +31,8 @@ class RunPicker:
         self, run: str | Path | None = None, runs_dir: str = "runs", store: str | None = None, trust: bool = False
     ) -> None:
         self.runs_dir, self.store, self.trust = runs_dir, store, trust
+        self._reader, self._stored = RowReader(), list[Line]()
+        self._lock, self._drawing = threading.Lock(), 0
         self._choice: str | None = None
         try:
             self._choice = str(find_run(run, runs_dir).path)
@@ -47,7 +49,10 @@ class RunPicker:
             raise UserError(
                 f"runs_dir={self.runs_dir!r} and store={self.store!r} hold no run; train one with 01_train."
             )
-        run, _ = locate(self._choice, self.runs_dir, trust=self.trust)
+        try:
+            run, _ = locate(self._choice, self.runs_dir, trust=self.trust)
+        except UserError as error:
+            raise UserError(f"{error} Renamed or deleted? Choose another run above.") from None
         self._choice = str(run.path)
         return opened(run, self.trust)
 
@@ -61,40 +66,47 @@ class RunPicker:
         self.choices = w.Dropdown(description="run", layout=w.Layout(width="100%", max_width="560px"))
         self.choices.add_class("kit-run-picker")
         self.label = w.HTML()
-        self._add(list_lines(self.runs_dir))
         self.choices.observe(lambda change: self._choose(change["new"]), names="value")
+        self._draw()
         self.entry = store_entry(w, self.store, self._list_store)
         css = w.HTML(f"<style>{style.CSS}</style>", layout=w.Layout(display="none"))
         self.view = w.VBox([css, self.choices, self.entry, self.label])
-        heartbeat.cover(w, self.view)
+        heartbeat.cover(w, self.view, self._draw)
         display(self.view)
         if self.store is not None:
             self._list_store(self.store)
         return self
 
     def _choose(self, choice: str | None) -> None:
-        if choice is not None:
+        if choice is not None and threading.get_ident() != self._drawing:
             self._choice = choice
             self._say("Run the cells below again to see this run.")
 
-    def _add(self, lines: list[Line]) -> None:
-        """Append `lines` to the dropdown, except for runs that it already lists. Keep the choice."""
-        options = list(self.choices.options)
-        names = {Path(choice).name for _, choice in options}
-        options += [(title(line), line.choice) for line in lines if line.name not in names]
-        choices = [choice for _, choice in options]
-        if self._choice is not None and self._choice not in choices:
+    def _draw(self) -> None:
+        """List the runs of `runs_dir`, then those that are only in the store. Keep the choice."""
+        local = list_lines(self.runs_dir, self._reader)
+        names = {line.name for line in local}
+        lines = local + [line for line in self._stored if line.name not in names]
+        options = [(title(line), line.choice) for line in lines]
+        if self._choice is not None and self._choice not in [choice for _, choice in options]:
             options.insert(0, (Path(self._choice).name, self._choice))
-        chosen = self._choice
-        self.choices.options = options
-        self.choices.value = chosen
+        if options == list(self.choices.options):  # an open list would close
+            return
+        with self._lock:
+            self._drawing = threading.get_ident()  # new options choose the first of them
+            self.choices.options = options
+            self.choices.value = self._choice
+            self._drawing = 0
 
     def _list_store(self, store: str) -> None:
+        if not store:
+            self._draw()
+            return
 
         def list_store() -> None:
             try:
-                lines = list_lines(store)
-                self._add(lines)
+                self._stored = lines = list_lines(store)
+                self._draw()
                 self._say(f"{store}: {len(lines)} run{'' if len(lines) == 1 else 's'}.")
             except Exception as error:
                 self._say(str(error) or type(error).__name__, bad=True)

@@ -76,6 +76,9 @@ class ResumePanel(Panel):
 
     def _list_store(self, store: str) -> None:
         """Add the runs of `store` to the list. Runs resumed from now on are copied to this store."""
+        if not store:
+            self._changed()
+            return
 
         def list_store() -> None:
             self._stored = list_lines(store)
@@ -157,7 +160,7 @@ def list_lines(where: str | Path | None, reader: RowReader | None = None) -> lis
 
 
 def store_entry(w: Any, store: str | None, on_choice: Callable[[str], None]) -> Any:
-    """Return a text entry for a store's URL, with a button that calls `on_choice(url)`."""
+    """Return a text entry for a store's URL, with a button that calls `on_choice(url)`; `url` may be ""."""
     entry = w.Text(
         value=store or "", description="store", placeholder="drive:kit, hf://you/runs, s3://bucket/runs, a path",
         continuous_update=False, layout=w.Layout(width="100%", max_width="450px"),
@@ -165,12 +168,7 @@ def store_entry(w: Any, store: str | None, on_choice: Callable[[str], None]) -> 
     layout = w.Layout(flex="0 0 auto", width="auto", min_width="96px")
     look = w.Button(description="List runs", icon="search", layout=layout)
     look.add_class("kit-look-button")
-
-    def pressed(_: Any) -> None:
-        if url := entry.value.strip():
-            on_choice(url)
-
-    look.on_click(pressed)
+    look.on_click(lambda _: on_choice(entry.value.strip()))
     view = w.HBox([entry, look], layout=w.Layout(max_width="560px", flex_flow="row wrap"))
     view.add_class("kit-store-picker")
     return view

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from kit.machine.gpu import Summary, total
 from kit.machine.progress import percent as percent
 from kit.measure.speed import duration
+from kit.runs.control import ON_REQUEST
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -170,7 +171,8 @@ def head(name: str, now: dict[str, Any]) -> str:
     if now["state"] in ("starting", "running") and now["phase"] not in ("training", "starting", ""):
         word = now["phase"]
     if now["state"] == "interrupted" and now["phase"] != "pruned":
-        word = "interrupted (Resume continues it)"
+        by_user = now["message"].startswith(ON_REQUEST)
+        word = f"{'stopped' if by_user else 'interrupted'} (Resume continues it)"
     return (
         f"<div class='kit-card'><div class='kit-top'><span class='kit-state' style='color:{colour}'>"
         f"<span class='kit-dot' style='background:{colour}'></span>{html.escape(word)}</span>"
@@ -254,8 +256,8 @@ def notes(now: dict[str, Any]) -> str:
         lines.append(f"Saved on this machine: step {saved['step']:,}{age}.")
     if saved and now["state"] in ("interrupted", "failed"):
         lines.append(
-            f"Resume continues from step {saved['step']:,}. The step count may be lower than before, because "
-            "checkpoints are written between iterations; the steps of an unfinished iteration are repeated."
+            f"Resume continues from step {saved['step']:,}. A checkpoint is written between iterations, so the steps "
+            "of an unfinished one are repeated."
         )
     if store:
         lines.append(_store_line(store, ended))

@@ -137,9 +137,9 @@ def test_text_of_disk_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     """`runs_dir` need not exist yet."""
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=71.4e9 if folder == tmp_path else 0))
     config = RunConfig(runs_dir=str(tmp_path / "not" / "yet"), disk_budget="10GB")
-    assert advice.disk_use(config) == "checkpoints take at most 10GB of 71.4 GB of free disk space"
+    assert advice.disk_use(config) == "checkpoints take at most 10 GB of 71.4 GB of free disk space"
     much = config.replace(disk_budget="1TB")
-    assert advice.disk_use(much) == "checkpoints take at most 1TB, but there are only 71.4 GB of free disk space"
+    assert advice.disk_use(much) == "checkpoints take at most 1 TB, but there are only 71.4 GB of free disk space"
 
 
 def test_text_of_memory_use() -> None:
@@ -163,7 +163,10 @@ def test_durations(seconds: float, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(8.2, "8 s"), (71, "70 s"), (99, "2 min"), (254, "4 min"), (714, "12 min"), (2780, "45 min"), (7390, "2 h"), (9300, "2 h 30 min")],
+    [
+        (8.2, "8 s"), (71, "70 s"), (99, "2 min"), (254, "4 min"), (714, "12 min"), (2780, "45 min"), (7390, "2 h"),
+        (9300, "2 h 30 min"),
+    ],
 )
 def test_an_estimate_from_one_measurement_is_rounded(seconds: float, text: str) -> None:
     assert speed.rough_duration(seconds) == text

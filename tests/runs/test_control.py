@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,6 +26,14 @@ from tests.runs.crash import SLIDE, Forked, create
 SMALL = {
     "env": "Reach", "n_envs": 2, "threads": 1, "eval_every": 0, "overrides": {"n_steps": 16, "batch_size": 16},
 }  # fmt: skip
+
+
+def test_a_run_whose_folder_was_deleted_says_so(tmp_path: Path) -> None:
+    """A batch holds it: "the process was killed; resume goes on" would promise what cannot be."""
+    run = create(tmp_path, "gone", "PPO")
+    shutil.rmtree(run.path)
+    now = run.status()
+    assert (now["state"], now["message"]) == ("failed", f"{run.path} was deleted")
 
 
 def test_a_stop_sent_during_a_slow_start_is_obeyed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -184,6 +184,7 @@ def test_compare_shows_the_verdict(tmp_path: Path) -> None:
     alike = comparing.compare([*runs[:1], evaluated(tmp_path, "sac", [0.0, 0.5, 0.8], algo="SAC")])
     assert "PPO and SAC cannot be told apart with so few seeds (best: 100 %)." in alike.text
     assert "One or two seeds do not show what other seeds would reach; train three or more." in alike.text
+    assert "first to reach" not in alike.text, "a winner among runs that cannot be told apart"
     assert "% to " not in alike.text.split("train three or more.")[1], "one seed must have no interval"
     runs += [evaluated(tmp_path, f"t{i}", [0.0, 0.9, 0.9 + i / 20], seed=i, algo="TD3") for i in range(3)]
     assert "PPO and TD3 are not measurably different (best: 100 %); A2C is worse." in comparing.compare(runs).text

@@ -76,6 +76,7 @@ def test_a_stopped_run_offers_resume_and_errors_are_shown(tmp_path: Path, monkey
     board = Dashboard(run).show()
     watch_to_the_end(board)
     assert "resume goes on from step 600" in text_of(board, "kit-head")
+    assert "stopped (Resume continues it)" in text_of(board, "kit-head")
     assert (board.pause_button.description, board.pause_button.disabled) == ("Resume", False)
 
     def refuse(*_: Any, **__: Any) -> None:

@@ -135,7 +135,7 @@ def stop_and_resume(train: Notebook, run: Run) -> None:
     train.page.keyboard.press("Space")
     wait_for(lambda: run.status()["state"] == "running" and run.status()["step"] > stopped_at)
     press(train, "stop")
-    train.see(".kit-head", "interrupted")
+    train.see(".kit-head", "stopped (Resume")
 
 
 def resume_from_the_other_notebook(train: Notebook, run: Run) -> None:

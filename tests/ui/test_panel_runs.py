@@ -244,6 +244,24 @@ def test_a_branch_keeps_the_auto_values_of_the_run_it_started_from(
     assert fewer == asked.replace(n_envs=1)
 
 
+def test_a_panel_that_leaves_its_run_shows_its_cells_form_and_offers_that_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JPY_SESSION_NAME", "/home/me/01_train.ipynb")
+    cell = RunConfig(runs_dir=str(tmp_path))
+    mine = create(cell.replace(total_steps=5000, run_name="mine"), {}, other_process=True)
+    stranger = make_run(tmp_path, "stranger", config={"env": "Ant-v5"}, started=9e9)
+    with at_work(mine), at_work(stranger):
+        panel = TrainPanel(cell).show()
+        assert panel.find_run().name == "mine" and panel.form.read() == mine.requested
+        panel.watch_button.click()
+        wait_for(lambda: panel.run is None)
+        wait_for(lambda: panel.form.read() == cell)
+        panel._beat()
+        assert panel.watch_button.description == "Watch mine", "stranger has started later"
+    panel.estimator.cancel()
+
+
 def make_trained(folder: Path, name: str, config: dict[str, Any] | None = None) -> Run:
     run = make_run(folder, name, config=config)
     checkpoint.write(run.path / "checkpoints", 600, {"trainer": {"num_timesteps": 600}})

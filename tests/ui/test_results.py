@@ -393,6 +393,23 @@ def test_a_run_is_picked_from_a_list(tmp_path: Path, store: None, monkeypatch: p
     assert asked == ["hf://me/runs/far", str(far.path)], "must be fetched once"
 
 
+def test_a_picker_follows_its_folder(tmp_path: Path) -> None:
+    old = make_run(tmp_path, "old")
+    (old.path / "checkpoints" / "step_000000600").mkdir(parents=True)
+    picker = RunPicker(None, str(tmp_path)).show()
+    make_run(tmp_path, "new")
+    picker._draw()
+    assert [Path(choice).name for _, choice in picker.choices.options] == ["new", "old"]
+    assert picker.run.name == "old" and picker.label.value == "", "the choice stays"
+    entry, look = picker.entry.children
+    make_run(tmp_path, "newest")
+    look.click()  # without a store
+    assert len(picker.choices.options) == 3 and entry.value == ""
+    old.path.rename(tmp_path / "renamed")
+    with pytest.raises(UserError, match=r"does not exist.* Renamed or deleted\? Choose another run above"):
+        picker.run  # noqa: B018
+
+
 def test_a_picker_takes_a_stores_run_if_none_here_has_a_policy(tmp_path: Path, store: None) -> None:
     make_run(tmp_path, "just_started", rows=0)
     assert RunPicker(None, str(tmp_path), "hf://me/runs")._choice == "hf://me/runs/far"

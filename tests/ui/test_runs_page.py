@@ -206,7 +206,7 @@ def test_a_pruned_trial_is_not_continued_with_the_other_rows(
     press(page, "continue")
     assert resumed == [tmp_path / "arm_two"]
     head = style.head(pruned.name, pruned.status())
-    assert ">pruned<" in head and "interrupted (Resume" not in head
+    assert ">pruned<" in head and "(Resume" not in head
 
 
 def test_a_store_and_a_folder_that_does_not_exist_are_named(tmp_path: Path) -> None:
