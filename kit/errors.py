@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import textwrap
 from collections.abc import Collection, Iterable, Mapping
 from types import ModuleType
 from typing import Any
@@ -16,8 +17,8 @@ class UserError(ValueError):
     """
 
     def _render_traceback_(self) -> list[str]:
-        """Return the lines that a notebook shows in place of a traceback."""
-        return [f"UserError: {self}"]
+        """Return the lines that a notebook shows in place of a traceback. JupyterLab would break them inside words."""
+        return textwrap.wrap(f"UserError: {self}", 100, break_long_words=False, break_on_hyphens=False)
 
 
 class Interrupted(Exception):

@@ -29,6 +29,8 @@ ROBOT_TASKS = ("joystick", "reach")
 TRUSTED_VARIABLE = "KIT_TRUSTED"
 """Environment variable of child processes: the modules and names that their parent trusts, one per line."""
 
+_seen: dict[str, int] = {}
+"""Module -> the time of its file when it was imported."""
 _trusted = set(filter(None, os.environ.get(TRUSTED_VARIABLE, "").split("\n")))
 
 
@@ -120,6 +122,8 @@ def check(name: str, module: str) -> None:
                 "if you trust it, pass trust=True (--trust), or import it first."
             )
     _trusted.add(module)
+    if (time := _time(file)) is not None:
+        _seen[module] = time
     _remember(f"{module}\t{file}")
 
 
@@ -143,6 +147,34 @@ def named_files(config: Config) -> dict[str, Path]:
     modules = {name.partition(":")[0] for name in (config.env, config.algo, config.encoder) if ":" in name}
     files = {module: _file(module) for module in modules & _trusted}
     return {module: Path(file) for module, file in files.items() if file and Path(file).is_file()}
+
+
+def refresh(config: Config) -> None:
+    """Import the modules that `config` names again whose files have changed since. Raises `UserError`.
+
+    A notebook's kernel would otherwise keep the older class: `%autoreload` acts on cells, not on a panel's buttons.
+    """
+    files = named_files(config)
+    for field in NAMES:
+        name: str = getattr(config, field)
+        module = name.partition(":")[0]
+        changed = _time(files.get(module))
+        if changed is None or module not in sys.modules or _seen.get(module, changed) == changed:
+            continue
+        try:
+            importlib.reload(sys.modules[module])
+        except SyntaxError as error:
+            raise not_python(f"{field}={name!r}", error) from None
+        except (ImportError, AttributeError) as error:
+            raise UserError(f"{field}={name!r} cannot be loaded ({error}); mend {files[module]}.") from None
+        _seen[module] = changed
+
+
+def _time(file: str | Path | None) -> int | None:
+    """Return the time of the file's last change, ns; None without a file, also while an editor replaces it."""
+    with contextlib.suppress(OSError):
+        return Path(file).stat().st_mtime_ns if file else None
+    return None
 
 
 def trusted_environment() -> dict[str, str]:

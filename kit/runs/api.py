@@ -19,7 +19,7 @@ from kit.runs import control, directory, notify, opponents, provenance, status, 
 from kit.runs.finding import is_branch, local_runs, locate, locate_unfinished
 from kit.runs.run import Run, opened
 from kit.runs.warm_start import first_checkpoint, warm_start
-from kit.trust import permit
+from kit.trust import permit, refresh
 
 Progress = Callable[[dict[str, Any]], None]
 
@@ -217,6 +217,7 @@ def create(
     if config.store:
         config, asked = (each.replace(store=absolute(config.store)) for each in (config, asked))
     permit(config, trust)
+    refresh(config)
     envs.find(config.env)
 
     from kit.envs import check  # imports torch, which takes seconds: a misspelt name is refused before

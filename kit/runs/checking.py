@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from kit.config import RunConfig
 from kit.envs import check
+from kit.trust import refresh
 
 
 def check_task(
@@ -25,6 +27,7 @@ def check_task(
         from kit.runs.video import check_film, record_random
 
         check_film(Path(video))
+    refresh(RunConfig(env=env))
     check.check_task(env, env_options, steps, say)
     if video is not None:
         say(f"a film of random actions: {record_random(env, env_options or {}, Path(video))}")

@@ -252,7 +252,7 @@ class Dashboard:
         newest = [*run.videos[-1:], *[path for found in recordings(run)[-1:] if (path := video_path(found)).exists()]]
         if newest != self._shown_videos:
             with contextlib.suppress(OSError):
-                self._video.value = style.wrap(*(videos.tag(path, videos.caption(path), 210) for path in newest))
+                self._video.value = style.wrap(*(videos.tag(path, videos.caption(path, run), 210) for path in newest))
                 self._shown_videos = newest
 
     def _draw_buttons(self, state: str) -> None:

@@ -24,6 +24,7 @@ from kit.runs import directory
 from kit.runs.api import launch, resume_existing
 from kit.runs.finding import local_runs, run_folders
 from kit.runs.run import Run
+from kit.trust import named_files
 from kit.ui import as_code, style
 from kit.ui.dashboard import Dashboard
 from kit.ui.fold import Fold, PageFold
@@ -170,6 +171,7 @@ class TrainPanel(Panel):
         self._unfilled: RunConfig | None = None  # what the form held before the run that this panel found filled it
         self._offered: Run | None = None  # the run that the Watch button names
         self._at_work = set[str]()  # names of the runs that were training when the form was last read
+        self._files: dict[Path, int] = {}  # the user's modules that the form names, and their times
 
     def find_run(self) -> Run:
         """Return the panel's run, or else the latest run with a policy and with the form's run_name and `SAME` fields.
@@ -279,9 +281,10 @@ class TrainPanel(Panel):
         super()._beat()
         runs = working_runs(self.config.runs_dir)
         self._draw_watch_button(runs)
-        if not (self.is_working or self._starting) and self._at_work != {run.name for run in runs}:
-            self._at_work = {run.name for run in runs}
-            self._edited()  # the estimate says which other run slows this one down
+        names, files = {run.name for run in runs}, file_times(self.config)
+        if not (self.is_working or self._starting) and (self._at_work, self._files) != (names, files):
+            self._at_work, self._files = names, files
+            self._edited()  # the estimate says which other run slows this one down; an error may be mended in its file
 
     def _draw_watch_button(self, runs: Sequence[Run]) -> None:
         """Offer to leave the shown run if it works or is not this panel's, else to watch one of `runs`, those at work.
@@ -312,7 +315,7 @@ class TrainPanel(Panel):
         try:
             self.config, price = self.form.read(), self.form.read_price()
             runs = working_runs(self.config.runs_dir)
-            self._at_work = {run.name for run in runs}
+            self._at_work, self._files = {run.name for run in runs}, file_times(self.config)
             if self.config.run_name and not self.is_working:
                 directory.free(self.config)
         except UserError as error:
@@ -406,6 +409,13 @@ def asked_for(config: RunConfig) -> str:
     """Return the `SAME` fields of `config` as a text."""
     values = config.to_dict()
     return json.dumps({name: values[name] for name in SAME}, sort_keys=True, default=str)
+
+
+def file_times(config: RunConfig) -> dict[Path, int]:
+    """Return the files of the modules that `config` names, with the times of their last changes."""
+    with contextlib.suppress(OSError):  # saved just now
+        return {file: file.stat().st_mtime_ns for file in named_files(config).values()}
+    return {}
 
 
 def working_runs(runs_dir: str | Path) -> list[Run]:

@@ -29,7 +29,8 @@ def learning_curve(run: Run) -> Any:
     figure, axes = draw(curves)
     for axis, curve in zip(axes, curves, strict=True):
         axis.plot(*curve.training.T, color=style.BLUE, linewidth=2, label="training")
-        axis.plot(*curve.evaluation.T, "o", color=style.ORANGE, markersize=5, label="evaluation")
+        (dots,) = axis.plot(*curve.evaluation.T, "o", color=style.ORANGE, markersize=5, label="evaluation", zorder=3)
+        dots.set_clip_on(False)  # the axis would cut the first in half
         if curve.teacher is not None:
             axis.axhline(curve.teacher, color=TEXT, linewidth=1.5, linestyle="--", label="teacher")
         axis.set_xlim(left=0)

@@ -78,7 +78,7 @@ CSS = """
 .kit-fold-button.jupyter-button:focus-visible{outline:2px solid #2a78d6;outline-offset:-2px}
 .kit-train-panel .widget-box,.kit-entry,.kit-entry .widget-label{overflow:visible!important}
 .kit-entry{position:relative}
-.kit-help{display:none;position:absolute;z-index:20;left:8px;bottom:calc(100% + 3px);width:calc(100% - 20px);
+.kit-help{display:none;position:absolute;z-index:20;left:8px;top:calc(100% + 3px);width:calc(100% - 20px);
   padding:6px 10px;
   white-space:normal;text-align:left;font-size:12.5px;line-height:1.4;border-radius:6px;border:1px solid #2a78d6;
   background:var(--jp-layout-color1,Canvas);color:var(--jp-ui-font-color1,CanvasText);

@@ -226,9 +226,13 @@ def _poster(path: Path, time_ns: int) -> bytes | None:
     return result.stdout or None
 
 
-def caption(path: Path) -> str:
-    """Make a caption such as "the policy of step 40,000" from a video's file name."""
+def caption(path: Path, run: Run | None = None) -> str:
+    """Make a caption such as "the policy of step 40,000" from a video's file name; of the best of `run`, say so."""
     match = re.search(r"step_(\d+)", path.stem)
     if match and path.stem.startswith("divergence"):
         return f"the physics diverged before step {int(match[1]):,}"
-    return f"the policy of step {int(match[1]):,}" if match else path.stem
+    if not match:
+        return path.stem
+    best = run.best() if run else None
+    is_best = best is not None and best.step == int(match[1])
+    return f"the {'best policy, ' if is_best else 'policy '}of step {int(match[1]):,}"

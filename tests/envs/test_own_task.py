@@ -80,6 +80,23 @@ def test_a_module_that_was_edited_and_reloaded_is_described_anew(
     assert envs.describe("hallway:Hallway").scripts == ("scripted", "scripted:forward", "scripted:backward")
 
 
+def test_a_mended_task_trains_in_the_same_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file is edited between two presses of Train; `%autoreload` would read it again only before a cell."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    file, code = tmp_path / "ramp.py", "from tests.envs.corridor import Corridor\nclass Ramp(Corridor):\n    {}\n"
+    file.write_text(code.format("def reward(self, action): return super().reward(action)[:, None]"))
+    fields: dict[str, Any] = {"env": "ramp:Ramp", "total_steps": 64, "n_envs": 2, "eval_every": 0, "threads": 1}
+    for call in (lambda: kit.train(**fields), lambda: kit.check_task("ramp:Ramp")):
+        with pytest.raises(UserError, match=r"reward\(\) returned shape \(3, 1\), expected \(3,\)"):
+            call()
+    file.write_text(code.format("pass"))
+    assert kit.train(**fields).status()["state"] == "finished"
+    file.write_text(code.format("def success(self): return 1"))
+    with pytest.raises(UserError, match=r"success\(\)"):
+        kit.check_task("ramp:Ramp")
+
+
 def test_a_task_with_a_syntax_error_is_refused_with_file_and_line_though_an_older_version_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

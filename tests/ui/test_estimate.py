@@ -179,3 +179,21 @@ def test_two_panels_measure_one_after_the_other(
     for shown in (panel, second):
         wait_for(lambda shown=shown: "About 2 min" in shown.label.value)
     assert measuring == [1]
+
+
+def test_an_error_in_the_file_of_ones_own_task_goes_when_it_is_mended(
+    panel: TrainPanel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "mended.py"
+    file.write_text("from kit.tasks.ant import Ant\nclass Mine(Ant)\n    pass\n")
+    panel.form.entries["env"].value = "mended:Mine"
+    wait_for(lambda: "mended.py, line 2" in panel.label.value)
+    assert panel.train_button.disabled
+    file.write_text("from kit.tasks.ant import Ant\nclass Other(Ant):\n    pass\n")
+    panel._beat()
+    wait_for(lambda: "mended has no env" in panel.label.value)
+    file.write_text("from kit.tasks.ant import Ant\nclass Mine(Ant):\n    pass\n")  # the kernel has imported the former
+    panel._beat()
+    wait_for(lambda: "About 2 min" in panel.label.value)
+    assert not panel.train_button.disabled

@@ -254,6 +254,7 @@ def test_a_panel_that_leaves_its_run_shows_its_cells_form_and_offers_that_run(
     with at_work(mine), at_work(stranger):
         panel = TrainPanel(cell).show()
         assert panel.find_run().name == "mine" and panel.form.read() == mine.requested
+        wait_for(lambda: panel.watch_button.description == "Back to the form")
         panel.watch_button.click()
         wait_for(lambda: panel.run is None)
         wait_for(lambda: panel.form.read() == cell)

@@ -9,6 +9,7 @@ import time
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -225,6 +226,8 @@ def test_players_have_a_caption_and_escape_html(tmp_path: Path) -> None:
     path = tmp_path / "step_000040000.mp4"
     path.write_bytes(b"film")
     assert videos.caption(path) == "the policy of step 40,000"
+    best: Any = SimpleNamespace(best=lambda: SimpleNamespace(step=40_000))
+    assert videos.caption(path, best) == "the best policy, of step 40,000"
     assert "&lt;x&gt;" in videos.tag(path, "<x>", 320)
 
 
