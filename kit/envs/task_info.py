@@ -27,7 +27,8 @@ class TaskInfo(NamedTuple):
     does: Sequence[Field] = ()
     """Fields of the action."""
     pays: Sequence[tuple[float, str]] = ()
-    """Reward terms: the weight and what it is paid for, such as (5.0, "per metre closer to the goal")."""
+    """Reward terms: the weight and what it is paid for, such as (5.0, "per metre closer to the goal"). An entry with
+    weight 0 is a note."""
     ends: str = ""
     """Condition that ends an episode early."""
     succeeds: str = ""

@@ -1,4 +1,4 @@
-"""Cells that run again: a panel stops its work when a newer run of its cell replaces it."""
+"""Cells and panels: a newer run of a cell replaces its panel, and buttons answer while another cell runs."""
 
 from __future__ import annotations
 
@@ -33,6 +33,19 @@ def replaced_by(panel: Any) -> Any:
     if older is not None:
         replaced.remove(older)
     return older
+
+
+def answer_meanwhile(view: Any) -> None:
+    """Let `view` and the widgets in it answer while a cell runs, where JupyterLab offers that (4.4 with ipykernel 7).
+
+    JupyterLab sends what the user does to a subshell, a thread of the kernel. But ipykernel 7.4 hands it to the shell
+    that changed the widget last, so that, after a change by a cell or a thread, a button waits for the cell that runs.
+    """
+    comm: Any = getattr(view, "comm", None)
+    if hasattr(comm, "_reply_subshell_for"):
+        comm._reply_subshell_for = lambda data, sent_to: sent_to
+    for child in getattr(view, "children", ()):
+        answer_meanwhile(child)
 
 
 def _cell() -> str | None:

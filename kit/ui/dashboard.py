@@ -26,10 +26,10 @@ from kit.ui import cells, heartbeat, style, videos
 from kit.ui.chart import HEIGHT, ROW, WIDTH, Line, chart, line_chart
 from kit.ui.fold import focus
 from kit.ui.headless import follow, nobody_there, shell_of_notebook
-from kit.ui.learning import COLUMNS, TERMS, TRAINING_TERMS, Curve, reward_terms, smoothed
+from kit.ui.learning import COLUMNS, TERMS, TRAINING_TERMS, Curve, reward_terms, series, smoothed
 from kit.ui.metric_charts import MetricCharts
 from kit.ui.notice import Notice
-from kit.ui.plots import PALETTE
+from kit.ui.plots import term_colours
 
 REFRESH_S = 0.5
 PAUSE_BUTTON = {
@@ -330,6 +330,7 @@ def display_widget(view: Any, saved_text: str) -> None:
     """Display a widget below the cell. A saved notebook keeps only `saved_text`."""
     from IPython.display import display
 
+    cells.answer_meanwhile(view)
     display(view._repr_mimebundle_() | {"text/plain": saved_text}, raw=True)
 
 
@@ -348,15 +349,25 @@ def charts(rows: list[dict[str, Any]], total_steps: int) -> str:
         if terms := reward_terms(rows, title):
             drawn.append(_terms_chart(title, terms))
             break
-    return style.wrap(style.flex(f"<div>{each}</div>" for each in drawn))
+    return style.wrap(style.flex(f"<div>{each}</div>" for each in drawn), _stage_note(rows))
+
+
+def _stage_note(rows: list[dict[str, Any]]) -> str:
+    """Return a note about the stage of the curriculum, where the curves may fall; "" without a curriculum."""
+    stages = series(rows, "rollout/stage")
+    if not len(stages):
+        return ""
+    since = stages[stages[:, 1] == stages[-1, 1]][0, 0]
+    stage = f"stage {stages[-1, 1]:.0f}, harder, since step {since:,.0f}" if stages[-1, 1] else "stage 0, the easiest"
+    return style.note(f"Curriculum: {stage}. Evaluations use the last stage.")
 
 
 def _terms_chart(title: str, terms: dict[str, np.ndarray]) -> str:
     """Return a chart of the largest reward terms as HTML; `terms` begins with them."""
     shown, live = list(terms.items())[:MOST_TERMS], title == TRAINING_TERMS
-    colours = dict(zip(sorted(name for name, _ in shown), PALETTE, strict=False))  # they stay if the order changes
+    colours = term_colours(terms)
     lines = [
-        Line(name, colours[name], smoothed(points) if live else points, dots=not live) for name, points in shown
+        Line(name, colours[name], smoothed(points) if live else points, dots=not live) for name, points in sorted(shown)
     ]
     last = max(points[-1, 0] for _, points in shown)
     size = WIDTH, HEIGHT + ROW * (len(lines) // 3)  # the legend of many terms has more rows

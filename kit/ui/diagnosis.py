@@ -126,7 +126,8 @@ def _too_short(run: Run, rows: Rows) -> Iterator[str]:
     elif len(points) >= 4:
         middle, last = (part[:, 1].mean() for part in np.array_split(points, 4)[-2:])
         if last - middle > 0.1 * float(np.ptp(points[:, 1])) > 0:
-            yield f"The curve still rises ({shown(middle)} to {shown(last)} in the last quarter). Train longer."
+            means = f"from {shown(middle)} in its third quarter to {shown(last)} in its last"
+            yield f"The curve still rises, {means}. Train longer."
 
 
 def _large_updates(run: Run, rows: Rows) -> Iterator[str]:
@@ -154,6 +155,8 @@ def _one_term_decides(run: Run, rows: Rows) -> Iterator[str]:
 
 
 def _needs_noise(run: Run, rows: Rows) -> Iterator[str]:
+    if run.config.teacher is not None:  # who acts in a part of the training episodes
+        return
     training, evaluation = _at_end(rows, "rollout/success_rate"), _at_end(rows, "eval/success_rate")
     if training is not None and evaluation is not None and training - evaluation > 0.2:
         yield (

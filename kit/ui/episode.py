@@ -26,7 +26,7 @@ from kit.ui import bars, style
 from kit.ui.gallery import find_run
 from kit.ui.headless import nobody_there
 from kit.ui.learning import Curve
-from kit.ui.plots import PALETTE, TEXT, draw
+from kit.ui.plots import TEXT, draw, term_colours
 from kit.ui.task import action_fields, observation_fields
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 MAX_FRAMES, SIZE, QUALITY = 100, 320, 75
 """Maximum number of frames of an episode, their width and height in pixels, and JPEG quality: about 1 MB."""
+SHOWN = 8
+"""Number of reward terms in the chart, the largest."""
 STILLS = 5
 """Number of frames in the still picture of an episode."""
 WIDTH, CHART = 900, 150
@@ -82,9 +84,10 @@ class Episode:
 
     @property
     def colours(self) -> dict[str, str]:
-        """Colours of the reward and of its largest terms, which the chart shows; the other terms are grey."""
-        terms = sorted(self.rewards, key=lambda name: (name != "reward", -abs(self.rewards[name]).sum()))
-        return dict.fromkeys(terms, style.GREY) | dict(zip(terms, PALETTE, strict=False))
+        """Colours of the reward's largest terms, which the chart shows; the reward and the other terms are grey."""
+        terms = sorted(set(self.rewards) - {"reward"}, key=lambda name: -abs(self.rewards[name]).sum())
+        colours = term_colours(terms)
+        return dict.fromkeys(["reward", *terms], style.GREY) | {name: colours[name] for name in sorted(terms[:SHOWN])}
 
     def picture(self) -> Any:
         """Return a matplotlib figure: frames spread over the episode, and the reward terms below."""
@@ -96,6 +99,7 @@ class Episode:
         figure, (top, below) = draw([Curve(title, empty, empty), Curve("reward", empty, empty)], 1, (9.4, 2.2))
         top.imshow(np.concatenate([np.asarray(Image.open(io.BytesIO(self.frames[i]))) for i in shown], 1))
         top.set_axis_off()
+        below.plot(self.rewards["reward"], color=TEXT, linewidth=4, alpha=0.4, label="reward")
         for name, colour in self.colours.items():
             if colour != style.GREY:
                 below.plot(self.rewards[name], color=colour, linewidth=1.4, label=name)
@@ -149,6 +153,7 @@ class Episode:
             reward, total = ({name: float(x[step]) for name, x in terms.items()} for terms in (self.rewards, totals))
             value = "" if self.values is None else f", value estimate {self.values[step]:.2f}"
             caption = style.note(f"step {step} of {len(self.actions)}, return {total['reward']:.2f}{value}")
+            caption = f"<div style='min-height:3.4em'>{caption}</div>"  # with one line or two
             picture = f"<img alt='' src='data:image/jpeg;base64,{base64.b64encode(jpeg).decode()}'>"
             rewards = bars.reward_bars(reward, total, most, self.colours)
             action = bars.field_bars(self.action_fields, self.actions[step], full_action, "a")
@@ -157,23 +162,27 @@ class Episode:
 
     def _chart(self) -> str:
         """Return the reward and its largest terms over the steps as SVG, as wide as the slider."""
-        shown = [(self.rewards[name], colour) for name, colour in self.colours.items() if colour != style.GREY]
-        last = (len(self.frames) - 1) * self.stride
-        low, high = min(0.0, *(x.min() for x, _ in shown)), max(1e-9, *(x.max() for x, _ in shown))
+        names = [name for name, colour in self.colours.items() if colour != style.GREY]
+        last, reward, zero = (len(self.frames) - 1) * self.stride, self.rewards["reward"], np.zeros(len(self.actions))
+        shown = [(zero, style.GREY, 1.4), (reward, style.GREY, 4.0)]  # the reward may lie under its largest term
+        shown += [(self.rewards[name], self.colours[name], 1.4) for name in names]
+        low, high = min(x.min() for x, *_ in shown), max(1e-9, *(x.max() for x, *_ in shown))
 
-        def line(values: np.ndarray, colour: str) -> str:
+        def line(values: np.ndarray, colour: str, width: float) -> str:
             points = " ".join(f"{x},{CHART * (high - y) / (high - low):.1f}" for x, y in enumerate(values[: last + 1]))
-            return f"<polyline points='{points}' stroke='{colour}' vector-effect='non-scaling-stroke'/>"
+            stroke = f"stroke='{colour}' stroke-width='{width}' vector-effect='non-scaling-stroke'"
+            return f"<polyline points='{points}' {stroke}/>"
 
-        zero = np.zeros(len(self.actions))
-        lines = "".join(line(values, colour) for values, colour in [(zero, style.GREY), *shown])
+        lines = "".join(line(*each) for each in shown)
         box = f"viewBox='0 0 {max(1, last)} {CHART}' height='{CHART}' preserveAspectRatio='none'"
-        names = [(html.escape(name), colour) for name, colour in self.colours.items() if colour != style.GREY]
-        key = "".join(f" <b style='color:{colour}'>— {name}</b>" for name, colour in names)
-        where = f"over the steps of the episode; vertical: {low:.2f} to {high:.2f}"
-        label = f"<div class='kit-note'>reward of each step and its largest terms:{key}, {where}</div>"
+        key = "".join(
+            f" <span style='white-space:nowrap'><b style='color:{self.colours[name]}'>—</b> {html.escape(name)}</span>"
+            for name in ("reward", *names)
+        )
+        where = f"<span style='white-space:nowrap'>from {low:.2f} to {high:.2f}</span>"
+        label = f"<div class='kit-note'>reward of each step and its largest terms, {where}:{key}</div>"
         box += f" role='img' aria-label='rewards of each step: {', '.join(map(html.escape, self.colours))}'"
-        return f"{label}<svg {box} fill='none' stroke-width='1.4' style='overflow:visible'>{lines}</svg>"
+        return f"{label}<svg {box} fill='none' style='overflow:visible'>{lines}</svg>"
 
 
 @one_thread()

@@ -21,7 +21,7 @@ TERMS, TRAINING_TERMS = "Reward terms", "Reward terms in training"
 PREFIXES = {TERMS: "eval/reward/", TRAINING_TERMS: "rollout/reward/"}
 """Title of a chart of reward terms -> the prefix of their metrics."""
 LENGTH = "rollout/ep_len_mean"
-COLUMNS = ("step", LENGTH, *PREFIXES.values(), *(name for _, *names, _ in MEASURES for name in names))
+COLUMNS = ("step", LENGTH, "rollout/stage", *PREFIXES.values(), *(name for _, *names, _ in MEASURES for name in names))
 
 
 MEANINGS = {

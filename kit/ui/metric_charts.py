@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from kit.format.files import GrowingRows
 from kit.runs.finding import local_runs, run_folders
 from kit.runs.run import Run
@@ -15,7 +13,7 @@ from kit.ui import style
 from kit.ui.chart import Line, line_chart
 from kit.ui.fold import Fold
 from kit.ui.learning import MEANINGS, PREFIXES, TERMS, TRAINING_TERMS, reward_terms, series, smoothed
-from kit.ui.plots import PALETTE
+from kit.ui.plots import term_colours
 
 SIZE = 640, 260
 """Width and height of the chart in pixels."""
@@ -122,7 +120,7 @@ class MetricCharts:
                 name + suffix, style.ORANGE if suffix and terms is None else colour,
                 smoothed(points, self.smooth.value), dots, bool(suffix),
             )
-            for (name, points), colour in zip(drawn.items(), np.resize(PALETTE, len(drawn)).tolist(), strict=True)
+            for (name, points), colour in zip(drawn.items(), term_colours(drawn).values(), strict=True)
         ]  # fmt: skip
 
 

@@ -40,10 +40,11 @@ def advice(run: Run, improved: bool) -> list[str]:
 
 
 def _more_steps(run: Run) -> int:
-    """Return twice the run's steps, or the task's usual number if that is larger; of a stopped run its own steps."""
+    """Return the task's usual number of steps if the run has fewer, else twice its own; of a stopped run its own."""
     if not _is_finished(run):
         return run.config.total_steps
-    return max(2 * run.config.total_steps, diagnosis.usual_steps(run) or 0)
+    own, usual = run.config.total_steps, diagnosis.usual_steps(run) or 0
+    return usual if usual > own else 2 * own
 
 
 def _is_finished(run: Run) -> bool:
@@ -86,8 +87,8 @@ class NextSteps:
         self._longer_button, self._view_button = row[0], row[list(self.buttons).index("View in 3-D")]
         self.message, self.below = w.HTML(), w.VBox()
         self.message.add_class("kit-next-message")
-        layout = w.Layout(flex_flow="row wrap", display="none")
-        self._box = w.HBox([*row, w.HBox([self.target, push])], layout=layout)
+        layout, wrap = w.Layout(flex_flow="row wrap", overflow="visible", display="none"), {"flex_flow": "row wrap"}
+        self._box = w.HBox([*row, w.HBox([self.target, push], layout=w.Layout(**wrap))], layout=layout)
         heartbeat.cover(w, self._box)
         self.view = w.VBox([self._box, self.message, self.below])
         self.view.add_class("kit-next-steps")
@@ -99,7 +100,8 @@ class NextSteps:
     def choose(self, run: Run) -> None:
         """Show the buttons for `run` if it has ended with a policy, else hide them."""
         if self.run is None or self.run.path != run.path:
-            self._say("")
+            if not run.is_working():  # else a button has started it, and its message says where it is
+                self._say("")
             self._close_viewer()
             self.below.children = []
         self.run = run

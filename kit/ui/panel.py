@@ -322,8 +322,6 @@ class TrainPanel(Panel):
             self._show_label(str(error), False)
             return
         self._update_title()
-        self.task.choose(self.config.env, self.config.env_options)
-        self.code.choose(self.config)
         self._draw_watch_button(runs)
         busy = self.is_working or self._starting  # measuring the speed would slow down training and give wrong values
         if busy or not estimate:
@@ -372,8 +370,10 @@ class TrainPanel(Panel):
             name.value = ""
 
     def _update_title(self) -> None:
-        """Name the settings of the run at work, which the form may have left behind, or else those of the form."""
+        """Show task and settings of the run at work, which the form may have left behind, or else those of the form."""
         c = self.run.requested if self.run is not None and self.is_working else self.config
+        self.task.choose(c.env, c.env_options)
+        self.code.choose(c)
         changed = "".join(f", {name}={value}" for name, value in {**c.env_options, **c.overrides}.items())
         changed = changed if len(changed) <= TITLE_CHARACTERS else f"{changed[:TITLE_CHARACTERS]}…"
         self.choices.set_title(f"{c.env} with {c.algo}, {c.total_steps:,} steps, seed {c.seed}{changed}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -20,7 +21,15 @@ ON_THE_CURVE = (
     "eval/mean_return", "eval/success_rate", "eval/std_return", "eval/episodes", "train/n_updates", "train/clip_range",
 )  # fmt: skip
 """Metrics that `inside` leaves out, because the learning curve shows them or they are of little interest."""
-PALETTE = (style.BLUE, style.ORANGE, "#008300", "#8e44ad", "#c0392b", "#0097a7", "#b8860b", "#5d6d7e")
+PALETTE = (
+    style.BLUE, style.ORANGE, "#008300", "#8e44ad", "#c0392b", "#0097a7", "#b8860b", "#5d6d7e", "#e377c2", "#7cb342",
+    "#5c4ee5", "#8c564b", "#1abc9c", "#f48fb1", "#64b5f6", "#a1887f",
+)  # fmt: skip
+
+
+def term_colours(names: Iterable[str]) -> dict[str, str]:
+    """Return a colour per reward term, the same in every chart of a task, whatever is shown."""
+    return dict(zip(sorted(names), itertools.cycle(PALETTE), strict=False))
 
 
 def learning_curve(run: Run) -> Any:

@@ -21,7 +21,7 @@ BLOCKED = (
     "Waiting until the run is finished. Interrupt this cell to stop waiting, for example where buttons do not answer "
     "meanwhile (Colab); the training goes on."
 )
-STOPPED = "Stopped waiting; the training goes on. Run this cell again for the result."
+STOPPED = "Stopped waiting. Run this cell again for the result."
 EVALUATED = "in the evaluations during training"
 
 
@@ -37,14 +37,19 @@ def report(source: Panel | Run) -> None:
 
     run = source.own_run if isinstance(source, Panel) else source
     if isinstance(source, Panel) and not nobody_there():
-        handle, steps = display(page(run), display_id=True), NextSteps(source)
+        shown = None if run is None or run.is_working() else result(run)
+        handle, steps = display(shown or page(run), display_id=True), NextSteps(source)
         display_widget(steps.view, " ")
 
         def update(run: Run) -> None:
+            nonlocal shown
             panel = source.newest
-            if panel.own_run is not None:  # else it was started elsewhere
-                handle.update(page(run, panel.video_error))
-                steps.choose(run)
+            if panel.own_run is None:  # it was started elsewhere
+                return
+            if not run.is_working():
+                shown = result(run, panel.video_error)
+            handle.update(until(run, shown) if shown and run.is_working() else shown or page(run))
+            steps.choose(run)
 
         source.reports.append(update)
         cells.when_run_again(lambda: source.reports.remove(update))
@@ -74,9 +79,15 @@ def report(source: Panel | Run) -> None:
             display_widget(steps.view, " ")
 
 
-def page(run: Run | None, warning: str = "") -> style.Page:
+def page(run: Run | None) -> style.Page:
     """Return `result(run)`, or the text `WAITING` if there is no run yet or the run is training."""
-    return style.Page(WAITING, style.note(WAITING)) if run is None or run.is_working() else result(run, warning)
+    return style.Page(WAITING, style.note(WAITING)) if run is None or run.is_working() else result(run)
+
+
+def until(run: Run, before: style.Page) -> style.Page:
+    """Return the report `before` of an earlier run, with a note that `run` trains."""
+    text = f"{run.name} trains; when it has ended, its report takes the place of this one."
+    return style.Page(f"{text} {before.text}", style.note(text) + before.body, before.image)
 
 
 def result(run: Run, warning: str = "") -> style.Page:

@@ -153,7 +153,7 @@ def title(line: Line) -> str:
     """Format a line as text: name, state, step, success rate."""
     rate = line.now["success_rate"]
     success = f", {style.percent(rate)} success" if rate is not None else ""
-    return f"{line.name} ({line.now['state']}, {line.now['step']:,} steps{success})"
+    return f"{line.name} ({style.state(line.now)[1]}, {line.now['step']:,} steps{success})"
 
 
 def _score(now: dict[str, Any]) -> str:

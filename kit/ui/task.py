@@ -33,7 +33,7 @@ def task(env: str, env_options: Mapping[str, Any] | None = None) -> style.Page:
             ("Robot", [html.escape(line) for line in info.robot]),
             ("Observation", _lines(observation_fields(vec_env.observation_space, info))),
             ("Action", _lines(action_fields(vec_env.action_space, info))),
-            ("Reward", [f"<b>{weight:+.4g}</b> {html.escape(term)}" for weight, term in info.pays]),
+            ("Reward", [(f"<b>{pay:+.4g}</b> " if pay else "") + html.escape(term) for pay, term in info.pays]),
             ("Episode", [_episode(vec_env, info)]),
             ("Success", [html.escape(info.succeeds)] if info.succeeds else []),
             ("Recommended", [f"{steps:,} steps{_lessons(info)}"] if (steps := sensible_steps(env)) else []),

@@ -30,6 +30,8 @@ from kit.ui import style
 from kit.ui.plots import side_by_side
 
 EPISODES = 2
+NARROW_PX = 480
+"""A wider player, such as of several views side by side, scrolls on a narrow page instead of shrinking."""
 NICE = 10
 """Niceness of the recording process during training: it gets about a tenth of a core if training uses all cores."""
 EVERY_S = 60.0
@@ -194,7 +196,8 @@ def players(videos: Iterable[tuple[str, Path]], width: int) -> style.Page:
     The page contains the video files. Therefore a saved notebook plays them on any machine.
     """
     videos = list(videos)
-    body = style.flex(tag(path, text, width) for text, path in videos)
+    tags = [tag(path, text, width) for text, path in videos]
+    body = style.flex(map(style.wide, tags) if width > NARROW_PX else tags)
     posters = side_by_side([poster(path) for _, path in videos])
     return style.Page(", ".join(text for text, _ in videos), body, posters)
 

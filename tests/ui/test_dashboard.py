@@ -176,10 +176,17 @@ def test_the_largest_reward_terms_are_shown_beside_the_curves(tmp_path: Path) ->
     watch_to_the_end(board)
     shown = text_of(board, "kit-curves")
     assert shown.count("<svg") == 3 and not board.metrics.fold.is_open
-    assert "Reward terms: term_8 -8 at step 600, term_7 -7" in shown, "the largest first"
+    assert "Reward terms: term_3 -3 at step 600, term_4 -4" in shown, "in an order that stays"
     assert "term_3" in shown and "term_2" not in shown and "All metrics also shows the smaller terms" in shown
     few = charts([{"step": 0, "eval/reward/near": 1.0, "eval/reward/energy": -2.0}], 1000)
     assert "energy, step 0: -2" in few and "near, step 0: 1" in few and "smaller terms" not in few
+
+
+def test_the_stage_of_the_curriculum_is_told() -> None:
+    rows = [{"step": 100 * i, "rollout/ep_rew_mean": 1.0, "rollout/stage": i // 3} for i in range(5)]
+    assert "Curriculum: stage 0, the easiest. Evaluations use the last stage." in charts(rows[:2], 1000)
+    assert "Curriculum: stage 1, harder, since step 300." in charts(rows, 1000)
+    assert "Curriculum" not in charts([{"step": 100, "rollout/ep_rew_mean": 1.0}], 1000)
 
 
 def test_reward_terms_in_training_are_shown_per_episode(tmp_path: Path) -> None:

@@ -9,7 +9,9 @@ import pytest
 
 import kit
 from kit.runs.run import Run
+from kit.ui import style
 from kit.ui.episode import Episode
+from kit.ui.plots import term_colours
 from tests.runs.crash import create
 
 
@@ -46,8 +48,9 @@ def test_the_slider_selects_the_page_of_a_step(played: Episode) -> None:
     assert "joint velocities of the arm, rad/s" in above.children[5].value and ">a6<" in above.children[5].value
     assert "vector from the hand to the goal, in units of 0.25 m" in below.children[5].value
     assert ">o23<" in below.children[5].value
-    assert "over the steps of the episode; vertical: " in chart.value
-    assert all(f"color:{colour}'>— {name}</b>" in chart.value for name, colour in played.colours.items()), "a legend"
+    assert "reward of each step and its largest terms, <span style='white-space:nowrap'>from " in chart.value
+    assert all(f"color:{colour}'>—</b> {name}</span>" in chart.value for name, colour in played.colours.items())
+    assert played.colours == {"reward": style.GREY, **term_colours(["effort", "precision", "progress", "success"])}
     label = "aria-label='rewards of each step: reward, "
     assert "role='img'" in chart.value and label in chart.value and "progress" in chart.value.partition(label)[2]
     assert chart.value.count("<polyline") == 6, "zero, the reward, and its four terms"

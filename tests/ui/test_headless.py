@@ -84,8 +84,10 @@ def test_a_line_never_passes_100_percent(tmp_path: Path) -> None:
     assert "return     4.25" in line
 
 
-def test_a_user_error_in_a_notebook_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_user_error_in_a_notebook_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     shell = pytest.importorskip("IPython.core.interactiveshell").InteractiveShell()
     shell.run_cell("import kit\nkit.train(env='Raech')")
     said = capsys.readouterr().out.strip()
-    assert said.startswith("UserError: env='Raech' is unknown") and "\n" not in said
+    lines = said.split("\n")
+    assert said.startswith("UserError: env='Raech' is unknown") and "Traceback" not in said
+    assert max(map(len, lines)) <= 100 and "reach:ROBOT; did you mean Reach or" in " ".join(lines), "no word is broken"

@@ -47,6 +47,7 @@ def test_buttons_control_a_run_across_a_reload_a_kernel_restart_and_another_note
     """All steps share one run, because each start of a training process and of a kernel takes seconds."""
     run = choose_and_begin(train, "pressed")
     pause_and_save(train, run)
+    pause_while_a_cell_runs(train)
     reload_and_restart(train, run)
     stop_and_resume(train, run)
     resume_from_the_other_notebook(train, run)
@@ -97,6 +98,19 @@ def pause_and_save(train: Notebook, run: Run) -> None:
     press(train, "save")
     train.see(".kit-message", "Saved step")
     assert run.checkpoints()
+
+
+def pause_while_a_cell_runs(train: Notebook) -> None:
+    """Such as `kit.ui.report(run)`, which waits until the run is finished."""
+    kernel = "window.jupyterapp.shell.currentWidget.context.sessionContext.session.kernel"
+    train.page.evaluate(f"() => {{ {kernel}.requestExecute({{code: 'import time; time.sleep(600)'}}) }}")
+    train.page.locator("#jp-main-statusbar").get_by_text("Busy").wait_for()
+    press(train, "pause")
+    train.see(".kit-head .kit-state", "paused", 30)
+    press(train, "pause")
+    train.see(".kit-head .kit-state", "training", 30)
+    train.command("kernelmenu:interrupt")
+    train.idle()
 
 
 def reload_and_restart(train: Notebook, run: Run) -> None:

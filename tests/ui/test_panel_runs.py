@@ -209,6 +209,26 @@ def test_a_report_does_not_show_a_watched_run(tmp_path: Path, monkeypatch: pytes
     shown.estimator.cancel()
 
 
+def test_the_report_of_a_run_stays_until_the_next_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pages = list[Any]()
+    handle = SimpleNamespace(update=pages.append)
+    monkeypatch.setattr("IPython.display.display", lambda *shown, **_: pages.extend(shown) or handle)
+    monkeypatch.setattr(result.NextSteps, "choose", lambda self, run: None)
+    monkeypatch.setattr(dashboard.videos, "missing_video", lambda run: None)
+    shown = panel_of(tmp_path)
+    result.report(shown)
+    shown.attach(make_run(tmp_path, "first"))
+    watch_to_the_end(shown)
+    assert "/first." in pages[-1].body
+    with at_work(second := make_run(tmp_path, "second")):
+        shown.attach(second)
+        wait_for(lambda: "second trains; when it has ended" in pages[-1].text)
+        assert "/first." in pages[-1].body
+    watch_to_the_end(shown)
+    assert "/second." in pages[-1].body and "/first." not in pages[-1].body
+    shown.estimator.cancel()
+
+
 def test_watch_shows_the_run_that_the_button_names(tmp_path: Path) -> None:
     one, two = (make_run(tmp_path, name, config={"env": "Ant-v5"}, started=s) for name, s in (("a", 2.0), ("b", 1.0)))
     with at_work(one), at_work(two):  # b was updated last, a started last

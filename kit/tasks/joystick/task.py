@@ -169,7 +169,10 @@ class Joystick(MujocoTask):
         self.task_info = TaskInfo(
             sees={"state": seen, "privileged": privileged},
             does=(Field("joint targets, relative to the home pose", model.nu, f"{ACTION_SCALE_RAD} rad"),),
-            pays=[(weight, f"per second: {_first_line(term)}") for weight, term in self.terms.values()],
+            pays=[
+                *((weight, f"per second, {name}: {_first_line(term)}") for name, (weight, term) in self.terms.items()),
+                *([(0.0, "A step pays at least 0 in sum.")] if self.least_reward == 0 else []),
+            ],
             ends=self.ends,
             succeeds=f"the robot does not fall and its mean velocity error is less than {SUCCESS_MPS} m/s",
             lessons=LESSONS if self.curriculum else "",
