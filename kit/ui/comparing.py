@@ -221,11 +221,15 @@ def first_policies(runs: Sequence[Run]) -> list[list[Any] | None]:
 
 
 def _groups(members: Sequence[tuple[dict[str, Any], RunScores]]) -> list[Group]:
-    """Group one task's runs by config. A label is the algorithm and the fields in which its runs differ."""
+    """Group one task's runs by config. A label is the algorithm and the fields in which its runs differ.
+
+    The fields with the most values come first, because a legend cuts long labels.
+    """
     groups: dict[str, list[RunScores]] = defaultdict(list)
     for config, scores in members:
         others = [other for other, _ in members if other["algo"] == config["algo"]]
         names = [name for name in config if any(other.get(name) != config[name] for other in others)]
+        names.sort(key=lambda name: -len({to_text(other.get(name)) for other in others}))
         differs = ", ".join(f"{name} {_short(config[name], [other.get(name) for other in others])}" for name in names)
         groups[f"{config['algo']} ({differs})" if differs else config["algo"]].append(scores)
     return [Group(label, seeds) for label, seeds in groups.items()]
