@@ -12,9 +12,11 @@ import contextlib
 import importlib
 import os
 import sys
+import time
 from collections.abc import Mapping
 from functools import cache
 from importlib.machinery import NamespaceLoader
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -31,6 +33,9 @@ TRUSTED_VARIABLE = "KIT_TRUSTED"
 
 _seen: dict[str, int] = {}
 """Module -> the time of its file when it was imported."""
+_BEGUN_NS = time.time_ns()
+training = set[object]()
+"""Sessions that train in this process."""
 _trusted = set(filter(None, os.environ.get(TRUSTED_VARIABLE, "").split("\n")))
 
 
@@ -122,8 +127,8 @@ def check(name: str, module: str) -> None:
                 "if you trust it, pass trust=True (--trust), or import it first."
             )
     _trusted.add(module)
-    if (time := _time(file)) is not None:
-        _seen[module] = time
+    if (changed := _time(file)) is not None:  # imported before, in a cell: then perhaps an older version
+        _seen[module] = min(changed, _BEGUN_NS) if module in sys.modules else changed
     _remember(f"{module}\t{file}")
 
 
@@ -150,23 +155,33 @@ def named_files(config: Config) -> dict[str, Path]:
 
 
 def refresh(config: Config) -> None:
-    """Import the modules that `config` names again whose files have changed since. Raises `UserError`.
+    """Read the modules that `config` names again, from their own files, if these have changed. Raises `UserError`.
 
-    A notebook's kernel would otherwise keep the older class: `%autoreload` acts on cells, not on a panel's buttons.
+    A notebook's kernel would otherwise keep the older class: `%autoreload` acts on cells, not on a panel's buttons. The
+    new module takes the old one's place; objects of the old one stay as they are. Nothing happens while this process
+    trains (`training`), because a run must not change its task.
     """
-    files = named_files(config)
+    files = {} if training else named_files(config)
     for field in NAMES:
         name: str = getattr(config, field)
         module = name.partition(":")[0]
-        changed = _time(files.get(module))
-        if changed is None or module not in sys.modules or _seen.get(module, changed) == changed:
+        old, changed = sys.modules.get(module), _time(files.get(module))
+        if old is None or changed is None or _seen.get(module, changed) == changed:
             continue
+        file = files[module]  # not what `sys.path` finds now: this file is trusted
+        spec = spec_from_file_location(module, file, submodule_search_locations=getattr(old, "__path__", None))
+        assert spec is not None
+        sys.modules[module] = new = module_from_spec(spec)
         try:
-            importlib.reload(sys.modules[module])
-        except SyntaxError as error:
-            raise not_python(f"{field}={name!r}", error) from None
-        except (ImportError, AttributeError) as error:
-            raise UserError(f"{field}={name!r} cannot be loaded ({error}); mend {files[module]}.") from None
+            exec(compile(file.read_bytes(), str(file), "exec"), new.__dict__)  # not the bytecode of a second ago
+        except BaseException as error:
+            sys.modules[module] = old
+            if isinstance(error, SyntaxError):
+                raise not_python(f"{field}={name!r}", error) from None
+            if isinstance(error, Exception):
+                reason = f"{type(error).__name__}: {error}"
+                raise UserError(f"{field}={name!r} cannot be loaded ({reason}); mend {file}.") from None
+            raise
         _seen[module] = changed
 
 

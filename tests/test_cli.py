@@ -63,7 +63,7 @@ WRONG = {
     "a file in place of a run": (["evaluate", __file__], "is a file, and a run is a directory", "`kit runs` lists"),
     "a zip as teacher": (
         ["train", "--algo", "Distill", "--teacher", "model.zip"], "teacher='model.zip' is a file",
-        "name a run (runs/NAME, runs/NAME@STEP or its URL in a store) or 'scripted'",
+        "name a run (runs/NAME, runs/NAME@STEP or its URL in a store), an ONNX file of kit.export, or 'scripted'",
     ),
     "a task beside a run": (["record", "runs/r", "d", "--env", "Ant"], "--env Ant", "which plays in its own env"),
     "options beside a run": (["view", "runs/r", "--env-options", "{}"], "--env-options {}", "leave it out"),

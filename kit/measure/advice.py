@@ -41,8 +41,8 @@ class Advice:
 
     def __str__(self) -> str:
         # in JupyterLab a line that is longer than the page breaks inside a word
-        filled = (textwrap.fill(f"- {sentence}", 100, subsequent_indent="  ") for sentence in self.sentences)
-        return "\n".join(filled)
+        fill = textwrap.TextWrapper(100, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False).fill
+        return "\n".join(fill(f"- {sentence}") for sentence in self.sentences)
 
     __repr__ = __str__
 

@@ -27,7 +27,8 @@ def check_task(
         from kit.runs.video import check_film, record_random
 
         check_film(Path(video))
-    refresh(RunConfig(env=env))
+    if isinstance(env, str):
+        refresh(RunConfig(env=env))
     check.check_task(env, env_options, steps, say)
     if video is not None:
         say(f"a film of random actions: {record_random(env, env_options or {}, Path(video))}")

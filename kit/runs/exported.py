@@ -28,10 +28,14 @@ class ExportedPolicy:
             self._session = onnxruntime.InferenceSession(onnx, options, providers=["CPUExecutionProvider"])
             described = json.loads(about)
             self.inputs, self._memory, (self.output,) = (described[key] for key in ("inputs", "memory", "outputs"))
+            self.is_bare = [entry["name"] for entry in self.inputs] == ["obs"]
+            """Whether the observation is a tensor, not a dict."""
+            told = {entry["name"]: list(entry["shape"]) for entry in (*self.inputs, *self._memory)}
+            _theirs(self.output), [_theirs(entry) for entry in self.inputs]
         except Exception as error:  # onnxruntime has an exception per kind of damage
             raise UserError(f"{name} is not an ONNX file of kit ({first_line(error)}); export it again.") from None
-        self.is_bare = [entry["name"] for entry in self.inputs] == ["obs"]
-        """Whether the observation is a tensor, not a dict."""
+        if told != {entry.name: entry.shape[1:] for entry in self._session.get_inputs()}:
+            raise UserError(f"{name} has other inputs than the JSON file beside it says; export it again.")
 
     def initial_state(self, n: int) -> HiddenState:
         return tuple(torch.zeros(n, *entry["shape"]) for entry in self._memory)

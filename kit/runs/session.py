@@ -21,6 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kit import trust
 from kit.config import seconds
 from kit.errors import Interrupted, UserError
 from kit.format import checkpoint
@@ -81,8 +82,12 @@ class Session:
             config = self.run.config
             task = f"{config.env}, {config.algo}"
             self.status = Status(self.run.path, total_steps=config.total_steps, task=task)  # the handlers need it
-            with handlers(self._on_signal, self._on_hangup) as self._installed:
-                return self._train_and_report()
+            trust.training.add(self)
+            try:
+                with handlers(self._on_signal, self._on_hangup) as self._installed:
+                    return self._train_and_report()
+            finally:
+                trust.training.discard(self)
 
     def _train_and_report(self) -> int:
         """Train, while a thread polls commands; write the final status. Return the exit code."""

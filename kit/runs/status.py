@@ -98,13 +98,11 @@ class Status:
 
 
 def _is_deleted(path: Path) -> bool:
+    """Whether the folder is gone from its parent, which is there: not unmounted, and no mount that does not answer."""
     try:
-        path.stat()
-    except FileNotFoundError:
-        return True
-    except OSError:  # such as a mount that does not answer
+        return path.name not in [beside.name for beside in path.parent.iterdir()]
+    except OSError:
         return False
-    return False
 
 
 def exit_code(state: str) -> int:
@@ -124,7 +122,7 @@ def read(run_path: Path) -> dict[str, Any]:
     if status["state"] in WORKING and not is_locked(run_path):
         status |= {"state": "interrupted", "steps_per_s": None, "eta_s": None, "gpu": None}
         if _is_deleted(run_path):
-            return status | {"state": "failed", "message": f"{run_path} was deleted"}
+            return status | {"state": "failed", "message": f"{run_path} was deleted or moved"}
         last = f" (its last message: {status['message']})" if status["message"] else ""
         status["message"] = f"the process was killed; resume goes on from the last checkpoint{last}"
     return status

@@ -103,7 +103,7 @@ def make_teacher(config: RunConfig, env: BatchEnv, saved: dict[str, Any] | None)
     name, _, script = str(config.teacher).partition(":")
     if name == SCRIPTED:
         return ScriptedTeacher(env, script or None)
-    if _is_onnx(name) if saved is None else "onnx" in saved:
+    if _is_onnx(str(config.teacher)) if saved is None else "onnx" in saved:
         content, about = read(_path(config)) if saved is None else (bytes(saved["onnx"].numpy()), saved["about"])
         return _exported(config, content, about, env)
     if saved is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
@@ -44,8 +44,15 @@ def answer_meanwhile(view: Any) -> None:
     comm: Any = getattr(view, "comm", None)
     if hasattr(comm, "_reply_subshell_for"):
         comm._reply_subshell_for = lambda data, sent_to: sent_to
-    for child in getattr(view, "children", ()):
-        answer_meanwhile(child)
+    if not hasattr(view, "children"):
+        return
+
+    def each(children: Iterable[Any]) -> None:
+        for child in children:
+            answer_meanwhile(child)
+
+    each(view.children)
+    view.observe(lambda change: each(change["new"]), names="children")
 
 
 def _cell() -> str | None:

@@ -254,12 +254,15 @@ class TrainPanel(Panel):
     def _is_own(self, run: Run) -> bool:
         """Whether this cell's panel has started `run`, or else this notebook with the same `SAME` fields."""
         mark = run.path / MARK
-        if run.notebook != host.notebook():
+        try:
+            if run.notebook != host.notebook():
+                return False
+            if mark.exists():
+                return mark.read_text() == self._cell
+            is_known = host.notebook() is not None or "google.colab" in sys.modules  # Colab: one notebook per machine
+            return run.parent is None and is_known and asked_for(run.requested) == self._cell
+        except (UserError, OSError):  # of another version of kit, or deleted just now
             return False
-        if mark.exists():
-            return mark.read_text() == self._cell
-        is_known = host.notebook() is not None or "google.colab" in sys.modules  # Colab: one notebook per machine
-        return run.parent is None and is_known and asked_for(run.requested) == self._cell
 
     def _watch_or_leave(self) -> None:
         """Watch the run that another notebook or program trains; or, if the panel watches a run, leave it."""
@@ -388,6 +391,7 @@ class TrainPanel(Panel):
     def launch(self, start_from: Path | None = None) -> Run:
         """Start a run with the form's settings, from the best policy of the run `start_from` if one is given."""
         run = launch(self.settings(), start_from=start_from)
+        self._unfilled = None  # the form now holds what the user has chosen
         with contextlib.suppress(OSError):  # it trains; only a panel after a restart does not know it
             write_atomic(run.path / MARK, self._cell)
         return run

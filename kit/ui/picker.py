@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Self
 
 from kit.errors import UserError, need
-from kit.runs.finding import locate
+from kit.runs.finding import is_url, locate
 from kit.runs.run import Run, opened
 from kit.ui import heartbeat, style
+from kit.ui.dashboard import display_widget
 from kit.ui.gallery import find_run
 from kit.ui.headless import nobody_there
 from kit.ui.resume import list_lines, store_entry
@@ -52,7 +53,9 @@ class RunPicker:
         try:
             run, _ = locate(self._choice, self.runs_dir, trust=self.trust)
         except UserError as error:
-            raise UserError(f"{error} Renamed or deleted? Choose another run above.") from None
+            if is_url(self._choice) or Path(self._choice).exists():
+                raise
+            raise UserError(f"{error} Renamed or deleted? Choose another run.") from None
         self._choice = str(run.path)
         return opened(run, self.trust)
 
@@ -60,8 +63,6 @@ class RunPicker:
         if nobody_there():
             print(self.run)
             return self
-        from IPython.display import display
-
         w = need("ipywidgets", "notebook")
         self.choices = w.Dropdown(description="run", layout=w.Layout(width="100%", max_width="560px"))
         self.choices.add_class("kit-run-picker")
@@ -72,7 +73,7 @@ class RunPicker:
         css = w.HTML(f"<style>{style.CSS}</style>", layout=w.Layout(display="none"))
         self.view = w.VBox([css, self.choices, self.entry, self.label])
         heartbeat.cover(w, self.view, self._draw)
-        display(self.view)
+        display_widget(self.view, " ")
         if self.store is not None:
             self._list_store(self.store)
         return self
@@ -80,23 +81,27 @@ class RunPicker:
     def _choose(self, choice: str | None) -> None:
         if choice is not None and threading.get_ident() != self._drawing:
             self._choice = choice
-            self._say("Run the cells below again to see this run.")
+            self._say(f"Run the cells below again to see {choice.rpartition('/')[2]}.")
 
     def _draw(self) -> None:
         """List the runs of `runs_dir`, then those that are only in the store. Keep the choice."""
         local = list_lines(self.runs_dir, self._reader)
         names = {line.name for line in local}
         lines = local + [line for line in self._stored if line.name not in names]
-        options = [(title(line), line.choice) for line in lines]
+        # without the step of a run at work, which would redraw the list at every look, and close it
+        texts = [f"{line.name} ({style.state(line.now)[1]})" if line.is_working else title(line) for line in lines]
+        options = list(zip(texts, [line.choice for line in lines], strict=True))
         if self._choice is not None and self._choice not in [choice for _, choice in options]:
             options.insert(0, (Path(self._choice).name, self._choice))
-        if options == list(self.choices.options):  # an open list would close
+        if options == list(self.choices.options):
             return
         with self._lock:
             self._drawing = threading.get_ident()  # new options choose the first of them
-            self.choices.options = options
-            self.choices.value = self._choice
-            self._drawing = 0
+            try:
+                self.choices.options = options
+                self.choices.value = self._choice
+            finally:
+                self._drawing = 0
 
     def _list_store(self, store: str) -> None:
         if not store:

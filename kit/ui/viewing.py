@@ -228,6 +228,7 @@ class Viewer:
         self._caption = gui.add_markdown("")
         self._policy = gui.add_dropdown("policy", list(self._policies), initial_value=chosen)
         self._policy.on_update(lambda _: self._slow_down())
+        self._is_slow = False  # whether the speed is that of episodes moved by hand
         self._noise = gui.add_checkbox("random actions (exploration noise)", initial_value=False)
         self._speed = gui.add_slider("speed", 0.1, 3.0, 0.1, initial_value=1.0)
         self._paused = gui.add_checkbox("pause", initial_value=False)
@@ -284,9 +285,12 @@ class Viewer:
             gui.add_command(f"{name}: less", hotkey=less).on_trigger(lambda _, i=index: move(i, -1))
 
     def _slow_down(self) -> None:
-        """Slow down episodes that are moved by hand, to `BY_HAND_S`; run others in real time."""
-        episode_s = self._task.episode_steps * self._env.control_dt_s if self._policy.value == BY_HAND else BY_HAND_S
-        self._speed.value = max(self._speed.min, min(1.0, round(episode_s / BY_HAND_S, 1)))
+        """Slow down episodes that are moved by hand, to `BY_HAND_S`; run others in real time again."""
+        by_hand = self._policy.value == BY_HAND
+        if by_hand != self._is_slow:
+            episode_s = self._task.episode_steps * self._env.control_dt_s if by_hand else BY_HAND_S
+            self._speed.value = max(self._speed.min, min(1.0, round(episode_s / BY_HAND_S, 1)))
+        self._is_slow = by_hand
 
     def _move_target(self, axis: int, sign: int) -> None:
         position = np.array(self._target.position)

@@ -16,7 +16,7 @@ import torch
 from gymnasium.utils.env_checker import check_env
 
 import kit
-from kit import envs
+from kit import envs, trust
 from kit.envs.gym import TaskEnv, TaskVectorEnv
 from kit.envs.gymnasium_env import GymnasiumEnv
 from kit.envs.options import Options, number
@@ -95,6 +95,40 @@ def test_a_mended_task_trains_in_the_same_kernel(tmp_path: Path, monkeypatch: py
     file.write_text(code.format("def success(self): return 1"))
     with pytest.raises(UserError, match=r"success\(\)"):
         kit.check_task("ramp:Ramp")
+
+
+def test_a_changed_module_is_read_from_its_own_file_and_objects_of_the_old_one_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After `%cd`, the module path finds another file of this name first, which nobody trusts."""
+    code = "from tests.envs.corridor import Corridor\nPAYS = {}\n"
+    code += "class Slope(Corridor):\n    pays = property(lambda self: PAYS)\n"
+    for name, pays in (("mine", 1), ("theirs", 666)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "slope.py").write_text(code.format(pays))
+    monkeypatch.chdir(tmp_path / "mine")
+    monkeypatch.syspath_prepend(tmp_path / "mine")
+    config = kit.RunConfig(env="slope:Slope")
+    trust.permit(config)
+    old: Any = envs.find("slope:Slope")
+    monkeypatch.chdir(tmp_path / "theirs")
+    monkeypatch.syspath_prepend(tmp_path / "theirs")
+    (tmp_path / "mine/slope.py").write_text(code.format(22))
+    monkeypatch.setattr(trust, "training", {"a session of this process"})
+    trust.refresh(config)
+    assert envs.find("slope:Slope") is old, "a run that trains here keeps its task"
+    monkeypatch.setattr(trust, "training", set())
+    trust.refresh(config)
+    new: Any = envs.find("slope:Slope")
+    assert (new().pays, old().pays) == (22, 1)
+    (tmp_path / "mine/slope.py").write_text("nonsense + 1")
+    with pytest.raises(UserError, match=r"env='slope:Slope' cannot be loaded \(NameError: .*\); mend .*mine/slope.py"):
+        trust.refresh(config)
+    assert envs.find("slope:Slope") is new
+    (tmp_path / "mine/slope.py").write_text("")
+    trust.refresh(config)
+    with pytest.raises(UserError, match=r"slope has no env|cannot be loaded|is unknown"):
+        envs.find("slope:Slope")
 
 
 def test_a_task_with_a_syntax_error_is_refused_with_file_and_line_though_an_older_version_is_loaded(

@@ -33,7 +33,9 @@ def test_a_run_whose_folder_was_deleted_says_so(tmp_path: Path) -> None:
     run = create(tmp_path, "gone", "PPO")
     shutil.rmtree(run.path)
     now = run.status()
-    assert (now["state"], now["message"]) == ("failed", f"{run.path} was deleted")
+    assert (now["state"], now["message"]) == ("failed", f"{run.path} was deleted or moved")
+    run.path.parent.rename(tmp_path.with_name("unmounted"))
+    assert run.status()["state"] == "interrupted", "its disk is away, and may come back"
 
 
 def test_a_stop_sent_during_a_slow_start_is_obeyed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,10 @@ from stable_baselines3 import PPO
 
 import kit
 from kit import trust
+from kit.envs.play import play
 from kit.errors import UserError
 from kit.runs.evaluation import EVAL_SEED, Evaluator
+from kit.runs.exported import ExportedPolicy, read
 from tests.runs.crash import complete, create, cut_twice
 from tests.runs.test_resume import assert_same_end, killed_at_random
 
@@ -148,6 +150,21 @@ def test_an_exported_policy_teaches_as_its_run_does(tmp_path, teacher, students)
     assert ours == pytest.approx(its, rel=1e-4)
 
 
+def test_an_exported_policy_with_memory_plays_as_its_run_does(tmp_path):
+    pytest.importorskip("onnxruntime")
+    run = kit.train(
+        env=STATE, algo="RecurrentPPO", total_steps=128, n_envs=4, threads=1, runs_dir=str(tmp_path), eval_every=0,
+        overrides={"n_steps": 16, "batch_size": 16},
+    )  # fmt: skip
+    policy = ExportedPolicy(*read(kit.export(run, "onnx", "latest")), "it")
+    actor, env = run.policy("latest").as_actor(), kit.make_vec(STATE, 4, "cpu", 0, 1)
+    for _, step in zip(range(60), play(env, actor, env.reset(seed=0)), strict=False):
+        action, after = policy(step.obs, step.hidden_state)
+        assert np.allclose(action, actor.clip(step.action), atol=1e-5)
+        assert len(after) == len(policy.initial_state(4)) == 1
+    env.close()
+
+
 def test_a_file_that_cannot_teach_is_refused_in_one_sentence(tmp_path, teacher):
     pytest.importorskip("onnxruntime")
     file = kit.export(teacher, "onnx", path=tmp_path / "mine.onnx")
@@ -156,6 +173,11 @@ def test_a_file_that_cannot_teach_is_refused_in_one_sentence(tmp_path, teacher):
         with pytest.raises(UserError, match=words):
             kit.train(env=env, algo="Distill", teacher=str(file), total_steps=64, runs_dir=str(tmp_path / "runs"))
 
+    about = file.with_suffix(".json")
+    told = about.read_text()
+    about.write_text(told.replace('"name": "obs"', '"name": "obs.eye"', 1))
+    refused("has other inputs than the JSON file beside it says; export it again")
+    about.write_text(told)
     refused(r"does not fit env='Reach': its obs is float32 \(2,\), the env's float32 \(24,\)", env="Reach")
     file.write_bytes(b"no model")
     refused("is not an ONNX file of kit")

@@ -409,7 +409,7 @@ def test_a_picker_follows_its_folder(tmp_path: Path) -> None:
     look.click()  # without a store
     assert len(picker.choices.options) == 3 and entry.value == ""
     old.path.rename(tmp_path / "renamed")
-    with pytest.raises(UserError, match=r"does not exist.* Renamed or deleted\? Choose another run above"):
+    with pytest.raises(UserError, match=r"does not exist.* Renamed or deleted\? Choose another run\."):
         picker.run  # noqa: B018
 
 
@@ -425,11 +425,9 @@ def test_a_picker_and_the_buttons_below_a_report_warn_when_the_kernel_is_gone(
 ) -> None:
     """The notice, which CSS shows when nothing redraws it any more, lies in the box that it covers."""
     (make_run(tmp_path, "arm").path / "checkpoints" / "step_000000600").mkdir()
-    views: list[Any] = []
-    monkeypatch.setattr("IPython.display.display", lambda view: views.append(view))
-    RunPicker("arm", str(tmp_path)).show()
+    picker = RunPicker("arm", str(tmp_path)).show()
     steps = NextSteps(Dashboard())
-    for count, view in enumerate((*views, steps.view.children[0]), 7):
+    for count, view in enumerate((picker.view, steps.view.children[0]), 7):
         notice = view.children[-1]
         assert "kit-dashboard" in view._dom_classes and "kit-alive" in notice._dom_classes
         before = notice.value
