@@ -433,7 +433,7 @@ def test_a_picker_and_the_buttons_below_a_report_warn_when_the_kernel_is_gone(
         before = notice.value
         heartbeat._draw_all(count)
         assert "no connection to its kernel" in notice.value and notice.value != before
-    assert "kit-silent" in views[0].children[0].value, "without its CSS, the notice would be shown at once"
+    assert "kit-silent" in picker.view.children[0].value, "without its CSS, the notice would be shown at once"
 
 
 @pytest.fixture
