@@ -69,8 +69,8 @@ def test_another_tasks_run_can_be_watched_and_left(tmp_path: Path) -> None:
         wait_for(lambda: "busy" in text_of(panel, "kit-head") and panel.watch_button.description == "Back to the form")
         assert panel.form.read() == asked
         panel.watch_button.click()
-        wait_for(lambda: panel.watch_button.description == "Watch busy")
-        assert run.is_working() and text_of(panel, "kit-head") == "" and panel.pause_button.disabled
+        wait_for(lambda: panel.watch_button.description == "Watch busy" and text_of(panel, "kit-head") == "")
+        assert run.is_working() and panel.pause_button.disabled
         assert panel.notice.view.title == "", "the tab's title must not keep the progress of the run"
         wait_for(lambda: not panel.train_button.disabled)
     panel.estimator.cancel()
