@@ -39,7 +39,7 @@ def state_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 SLOW = {
-    *("test_viewing", "test_play", "test_results", "test_dashboard", "test_style"),
+    *("test_viewing", "test_play", "test_results", "test_lists_of_runs", "test_dashboard", "test_style"),
     *("test_cluster", "test_bulk", "test_batch", "test_sweep", "test_cloud", "test_hf_jobs", "test_colab"),
     *("test_nights", "test_distributed", "test_resume", "test_faults", "test_control", "test_memory", "test_branch"),
     *("test_trust", "test_copier", "test_copier_killed", "test_copier_hub", "test_resume_elsewhere", "test_publish"),

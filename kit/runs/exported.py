@@ -15,7 +15,9 @@ from kit.errors import UserError, first_line, need
 
 
 class ExportedPolicy:
-    """A player from the content of an ONNX file and of its JSON file. It computes on the CPU, also for envs on a GPU.
+    """A policy from an ONNX file, as a `Player`. It computes on the CPU, also for envs on a GPU.
+
+    `onnx`, `about`: content of the file and of its JSON file.
 
     `name`: of the file, for errors. Raises `UserError` for a file that onnxruntime cannot load.
     """

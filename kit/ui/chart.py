@@ -21,7 +21,7 @@ from kit.ui.learning import MEANINGS, Curve
 WIDTH, HEIGHT = 284, 190  # px
 LEFT, RIGHT, TOP, BOTTOM = 46, 16, 26, 28  # px around the plotting area; RIGHT fits half of the last x label
 TITLE_X, LETTER, ROW = 6, 6.6, 15
-"""Left edge of title and legend, so that two lines' names fit beside the title; width of a letter, height of a row."""
+"""Title and legend, in pixels: left edge, width of a letter, height of a row."""
 MAX_POINTS = 300
 HOVER_POINTS, HOVER_PX = 60, 6
 """Number of points per line that show their value when pointed at, and their radius."""

@@ -28,7 +28,7 @@ PALETTE = (
 
 
 def term_colours(names: Iterable[str]) -> dict[str, str]:
-    """Return a colour per reward term, the same in every chart of a task, whatever is shown."""
+    """Return name -> colour for all reward terms of a task, so that each term has one colour in all charts."""
     return dict(zip(sorted(names), itertools.cycle(PALETTE), strict=False))
 
 

@@ -53,7 +53,7 @@ Arm = Reach | AnyArm | Push
 """Tasks whose hand can be moved by hand."""
 BY_HAND = "by hand"
 BY_HAND_S = 8.0
-"""Seconds that an episode takes at least when moved by hand: the arms' own take 2 to 5, too short to act in."""
+"""Shortest duration of an episode that is moved by hand, s. In real time, the arms' episodes take 2 to 5 s."""
 KEYS = (("I", "K"), ("J", "L"), ("U", "O"))
 """Pairs of keys. Each pair increases and decreases one number: x, y or z of an arm's target, or the commanded velocity
 (forward, left, turn) of a walking robot.
