@@ -9,6 +9,7 @@ import shlex
 import yaml
 
 from kit.config import RunConfig, dump_yaml, to_text
+from kit.errors import UserError
 from kit.measure.auto import resolve
 from kit.ui import style
 
@@ -35,8 +36,13 @@ def as_code(config: RunConfig) -> dict[str, str]:
     }
 
 
-def page(config: RunConfig) -> style.Page:
-    """Return a page with each text of `as_code` in a box; a click selects the whole text for copying."""
+def page(config: RunConfig | UserError) -> style.Page:
+    """Return a page with each text of `as_code` in a box; a click selects the whole text for copying.
+
+    Raises the error that is given instead of a config.
+    """
+    if isinstance(config, UserError):
+        raise config
     texts = as_code(config)
     box = "<p class='kit-note'>{}</p><pre class='kit-code'>{}</pre>"
     return style.Page(

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from kit.format.files import GrowingRows
 from kit.runs.finding import local_runs, run_folders
 from kit.runs.run import Run
@@ -82,9 +84,13 @@ class MetricCharts:
         lines, lack = self._lines(self.metric.value, rows, ""), ""
         if (other := self.other.value) != NO_RUN:
             beside = self._lines(self.metric.value, self._read(self._run.path.with_name(other)), f", {other}")
-            if not any(len(line.points) for line in beside):
-                lack = style.note(f"{other} has no {self.metric.value}.")
             lines += beside
+            first, end = self._steps(lines)
+            steps = np.concatenate([line.points[:, 0] for line in beside] or [np.empty(0)])
+            if not len(steps):
+                lack = style.note(f"{other} has no {self.metric.value}.")
+            elif not ((steps >= first) & (steps <= end)).any():
+                lack = style.note(f"{other} has no {self.metric.value} from step {first:,.0f} to {end:,.0f}.")
         self.chart.value = style.wrap(self._chart(self.metric.value, lines), lack)
 
     def _offer_runs(self, run: Run) -> None:
@@ -101,13 +107,17 @@ class MetricCharts:
         reader.read()
         return reader.rows
 
-    def _chart(self, metric: str, lines: Sequence[Line]) -> str:
+    def _steps(self, lines: Sequence[Line]) -> tuple[float, float]:
+        """Return the first and the last step of the chosen range."""
         last = max((line.points[-1, 0] for line in lines if len(line.points)), default=1.0)
         first, end = (last * share / 100 for share in self.range.value)
+        return first, max(end, first + 1)
+
+    def _chart(self, metric: str, lines: Sequence[Line]) -> str:
         # a reward term may be called action_rate
         is_number = metric.startswith(("train/learning_rate", *PREFIXES.values()))
         percent = metric.endswith(("_rate", "clip_fraction")) and not is_number
-        drawn = line_chart(metric, lines, (first, max(end, first + 1)), percent, size=SIZE)
+        drawn = line_chart(metric, lines, self._steps(lines), percent, size=SIZE)
         return style.wide(drawn) + style.note(MEANINGS.get(metric, ""))
 
     def _lines(self, metric: str, rows: Sequence[dict[str, Any]], suffix: str) -> list[Line]:

@@ -67,11 +67,11 @@ class NextSteps:
         w = self._w = need("ipywidgets", "notebook")
         self._first_dashboard, self._is_above = dashboard or Dashboard(), dashboard is not None
         if not self._is_above:
-            self._dashboard._build(w)
-            cells.when_run_again(self._dashboard.close)
+            self.dashboard._build(w)
+            cells.when_run_again(self.dashboard.close)
         self.run: Run | None = None
         self._viewer: Any = None
-        whose = "the form's settings" if isinstance(self._dashboard, TrainPanel) else "this run's settings"
+        whose = "the form's settings" if isinstance(self.dashboard, TrainPanel) else "this run's settings"
         fork = f"Start a new run from the best policy of this run, with {whose}"
         longer = "Resume with this run's settings: to its end, or else to twice its steps or the task's usual number"
         self.buttons = {
@@ -94,7 +94,8 @@ class NextSteps:
         self.view.add_class("kit-next-steps")
 
     @property
-    def _dashboard(self) -> Dashboard:
+    def dashboard(self) -> Dashboard:
+        """The dashboard that shows the run that a button starts."""
         return self._first_dashboard.newest  # the cell of the panel above may have run again
 
     def choose(self, run: Run) -> None:
@@ -133,7 +134,7 @@ class NextSteps:
                 button.disabled = False
 
         button.disabled = True
-        self._dashboard.keep_open()
+        self.dashboard.keep_open()
         self._say(f"{button.description}…")
         threading.Thread(target=work, daemon=True).start()
 
@@ -147,7 +148,7 @@ class NextSteps:
         return f"{run.name} trains on, to {total_steps:,} steps: see {where}."
 
     def _branch(self, run: Run) -> str:
-        panel = self._dashboard
+        panel = self.dashboard
         new = panel.launch(run.path) if isinstance(panel, TrainPanel) else branch(run)
         where = self._watch(new)
         later = " When it ends, its report appears here." if self._is_above else ""
@@ -156,8 +157,8 @@ class NextSteps:
     def _watch(self, run: Run) -> str:
         """Show `run`, which a button has started, in the dashboard; return where that is."""
         if not self._is_above:
-            self._show(self._dashboard.view)
-        self._dashboard.attach(run)
+            self._show(self.dashboard.view)
+        self.dashboard.attach(run)
         return "the panel above" if self._is_above else "below"
 
     def _compare(self, run: Run) -> str:

@@ -318,6 +318,9 @@ class TrainPanel(Panel):
                 directory.free(self.config)
         except UserError as error:
             self._show_label(str(error), False)
+            if not self.is_working:
+                self.choices.set_title("Settings, one of them wrong")
+                self.code.choose(error)
             return
         self._update_title()
         self._draw_watch_button(runs)

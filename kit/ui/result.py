@@ -74,8 +74,15 @@ def report(source: Panel | Run) -> None:
                 warning = f"No video: {str(error) or 'interrupted'}"
             handle.update(result(run, warning))
         if not nobody_there() and find_spec("ipywidgets") and (run.checkpoints() or run.best()):
-            steps = NextSteps()
+            steps, before = NextSteps(), result(run)
             steps.choose(run)
+
+            def again(now: Run) -> None:
+                if now.path == run.path:
+                    handle.update(until(now, before) if now.is_working() else result(now))
+                    steps.choose(now)
+
+            steps.dashboard.reports.append(again)
             display_widget(steps.view, " ")
 
 
@@ -142,11 +149,12 @@ def learnt(run: Run) -> tuple[str, str] | None:
     if len(rows) < 2 or rows[0]["step"] != 0:
         return None
     hacked = paid_for_something_else(rows)
+    worse = "It got worse" if run.status()["state"] == "finished" else "So far it is worse"
     before, after = rows[0], rows[-1]
     if "eval/success_rate" in before and "eval/success_rate" in after:
         (then, _), (now, _) = rates = [(row["eval/success_rate"], row["eval/episodes"]) for row in (before, after)]
         if success_differs(*rates):
-            word = "It learnt" if now > then else "It got worse"
+            word = "It learnt" if now > then else worse
             text = f"{word}: {EVALUATED}, from {style.percent(then)} to {style.percent(now)} success."
             if now > then:
                 return (f"{text} {hacked}", "neutral") if hacked else (text, "good")
@@ -159,7 +167,7 @@ def learnt(run: Run) -> tuple[str, str] | None:
     if abs(gain) <= 2 * error or current == initial:
         return f"No measurable improvement: {change}", "neutral"
     if gain < 0:
-        return f"It got worse: {change}", "bad"
+        return f"{worse}: {change}", "bad"
     if after.get("eval/success_rate") == 0:
         return f"It improved, but no episode succeeds yet: {change}", "neutral"
     if after.get("eval/success_rate", 1.0) < before.get("eval/success_rate", 0.0):

@@ -391,7 +391,11 @@ class RunsPage:
     def _rename(self, name: str) -> None:
         chosen = self._ticked_lines()
         if len(chosen) == 1 and chosen[0].run is not None and name not in ("", chosen[0].name):
-            rename(chosen[0].run, name)
+            try:
+                rename(chosen[0].run, name)
+            except UserError:
+                self.new_name.value = chosen[0].name
+                raise
             self.refresh()
             if name in self.ticks:  # the filter may hide it
                 self.ticks[name].value = True

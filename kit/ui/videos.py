@@ -35,7 +35,9 @@ NARROW_PX = 480
 NICE = 10
 """Niceness of the recording process during training: it gets about a tenth of a core if training uses all cores."""
 EVERY_S = 60.0
-"""Seconds from the end of one recording to the start of the next while the run trains."""
+"""Shortest time in seconds from the end of one recording to the start of the next while the run trains."""
+REST = 20
+"""Shortest time between recordings as a multiple of the last one's duration: they take 5 % of a core at most."""
 
 
 @dataclass(frozen=True)
@@ -160,14 +162,15 @@ class Recorder:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._process: subprocess.Popen[str] | None = None
+        self._started = 0.0
         self._next = time.monotonic() + EVERY_S / 2
 
     def poll(self, now: dict[str, Any]) -> None:
         """Start a recording if it is due. `now`: the run's status. Failed recordings are retried after `EVERY_S`."""
         if self._process is not None and self._process.poll() is not None:
             self.close()
-        due = self._process is None and now["state"] == "running" and time.monotonic() >= self._next
-        if not due:
+        now_s = time.monotonic()
+        if self._process is not None or now["state"] != "running" or now_s < self._next:
             return
         with contextlib.suppress(UserError):
             if missing_divergence(self._run):
@@ -176,13 +179,14 @@ class Recorder:
                 self._process = missing.start(NICE, subprocess.DEVNULL)
             else:
                 return
-        self._next = time.monotonic() + EVERY_S
+        self._started, self._next = now_s, now_s + EVERY_S
 
     def close(self) -> None:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
-            self._process, self._next = None, time.monotonic() + EVERY_S
+            ended = time.monotonic()
+            self._process, self._next = None, ended + max(EVERY_S, REST * (ended - self._started))
 
 
 def video(path: Path, width: int = 480) -> style.Page:

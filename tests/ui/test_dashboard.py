@@ -304,5 +304,7 @@ def test_a_metric_that_the_other_run_lacks_is_named(tmp_path: Path) -> None:
     charts.fold.is_open = True
     charts.metric.value, charts.other.value = "time/fps", "other"
     assert "has no" not in charts.chart.value
-    charts.metric.value = "eval/mean_return"
+    charts.range.value = (50, 100)
+    assert "other has no time/fps from step 300 to 600." in charts.chart.value, "outside the chosen steps"
+    charts.range.value, charts.metric.value = (0, 100), "eval/mean_return"
     assert "other has no eval/mean_return." in charts.chart.value

@@ -12,10 +12,10 @@ import pytest
 
 from kit.runs import provenance
 from kit.runs.run import Run
-from kit.ui import diagnosis, next_steps, result
+from kit.ui import diagnosis, next_steps, result, videos
 from kit.ui.dashboard import Dashboard
 from tests.envs import corridor
-from tests.ui.fabricate import make_run, wait_for
+from tests.ui.fabricate import at_work, make_run, wait_for, watch_to_the_end
 
 
 def run_with(tmp_path: Path, rows: list[dict[str, Any]], config: dict[str, Any] | None = None, **status: Any) -> Run:
@@ -199,3 +199,33 @@ def test_a_report_of_a_run_has_the_buttons_if_it_has_a_policy(tmp_path: Path, mo
     (run.path / "checkpoints" / "step_000000600").mkdir()
     result.report(run)
     assert len(shown) == 3 and "application/vnd.jupyter.widget-view+json" in shown[2]
+
+
+def test_the_report_of_a_run_is_renewed_when_a_button_has_resumed_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ipywidgets")
+    made, pages = list[next_steps.NextSteps](), list[Any]()
+
+    class Made(next_steps.NextSteps):
+        def __init__(self) -> None:
+            super().__init__()
+            made.append(self)
+
+    monkeypatch.setattr(result, "NextSteps", Made)
+    monkeypatch.setenv("KIT_HEADLESS", "0")
+    handle = types.SimpleNamespace(update=pages.append)
+    monkeypatch.setattr("IPython.display.display", lambda *_, **__: handle)
+    for module in (result, videos):
+        monkeypatch.setattr(module, "missing_video", lambda run: None)
+    run = make_run(tmp_path, state="interrupted")
+    (run.path / "checkpoints" / "step_000000600").mkdir()
+    result.report(run)
+    with at_work(run):
+        made[0].dashboard.attach(run)
+        wait_for(lambda: pages and "arm trains; when it has ended" in pages[-1].text)
+    watch_to_the_end(made[0].dashboard)
+    assert "(finished)" in pages[-1].text
+    made[0].dashboard.attach(make_run(tmp_path, "branch"))
+    watch_to_the_end(made[0].dashboard)
+    assert "/branch." not in pages[-1].body, "it is the report of the other run"

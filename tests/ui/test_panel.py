@@ -292,6 +292,12 @@ def test_a_price_can_be_set(panel: TrainPanel) -> None:
     panel.form.price.value = "much"
     assert "dollars_per_hour=&#x27;much&#x27; is not a price" in panel.label.value
     assert "kit-wrong" in panel.form.price._dom_classes
+    assert panel.choices.button.description.endswith("Settings, one of them wrong")
+    panel.code.is_open = True
+    wait_for(lambda: "is not a price" in panel.code.page.value)
+    panel.form.price.value = ""
+    wait_for(lambda: "kit train" in panel.code.page.value)
+    assert "Reach with" in panel.choices.button.description
 
 
 def test_pasted_yaml_fills_the_form(panel: TrainPanel) -> None:

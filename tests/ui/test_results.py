@@ -114,6 +114,8 @@ def test_the_verdict_compares_with_the_initial_policy(tmp_path: Path, gain: floa
     said, learnt = result.learnt(run)
     assert said.startswith(words) and learnt == verdict
     assert said in result.result(run)._repr_html_()
+    set_status(run.path, state="interrupted")
+    assert result.learnt(run)[0].startswith(words.replace("It got worse", "So far it is worse"))
 
 
 @pytest.mark.parametrize(
@@ -305,7 +307,7 @@ def test_each_button_does_what_it_says(trained: Run, tmp_path: Path, monkeypatch
     assert "starts from the best policy of arm: see below" in press(steps, "Branch")
     new = next(run for run in local_runs(tmp_path) if run.name != "arm")
     assert new.parent is not None and new.parent[0] == "arm"
-    watched = steps._dashboard
+    watched = steps.dashboard
     assert steps.below.children == (watched.view,)
     watch_to_the_end(watched)
     assert "arm trains on, to 128 steps: see below" in press(steps, "Train longer")

@@ -117,7 +117,7 @@ def test_a_ticked_run_is_renamed(page: RunsPage, tmp_path: Path) -> None:
     assert "arm_two is named arm_slow now" in page._message.value and page.ticks["arm_slow"].value
     assert not (tmp_path / "arm_two").exists() and Run(tmp_path / "arm_slow").config.run_name == "arm_slow"
     page.new_name.value = "arm"
-    assert "exists in" in page._message.value
+    assert "exists in" in page._message.value and page.new_name.value == "arm_slow", "the name that it still has"
     page.new_name.value = "a/b"
     assert "cannot name a folder" in page._message.value
     make_run(tmp_path, "far", config={"env": "Reach", "store": "hf://me/runs"})
