@@ -258,7 +258,7 @@ def _on_colab(options: argparse.Namespace) -> int:
 
     if options.action == "plan" or options.dollars is not None:
         raise UserError("cloud='colab' costs compute units, not dollars: `colab usage` shows yours. Give --hours.")
-    task = cloud.task(options.config, spot=False, hours=options.hours)
+    task = cloud.task(options.config, spot=False, hours=options.hours, own_python=False)
     if options.action == "launch":
         return colab.launch(task, options.gpu, options.hours)
     commands = [["colab", *words] for words in colab.commands(task, "FOLDER", options.gpu, options.hours)]

@@ -50,6 +50,12 @@ EXTRAS = {
     "jobs": "video,stores,s3,gpu", "sweep": "video,stores,s3,gpu,scale", "notebook": "notebook,video,stores,s3,gpu",
 }  # fmt: skip
 """Kind of file (`kit.scale.files.kind`) -> extras with which the machine installs kit."""
+OWN_PYTHON = 'export PATH="$HOME/kit-python/bin:$HOME/.local/bin:$PATH"\n'
+"""Shell line that puts kit's own Python first, and uv.
+
+SkyPilot's machines have uv in ~/.local/bin, and Conda's Python 3.10, which is too old for kit (SKY_UV_INSTALL_DIR and
+CONDA_INSTALLATION_COMMANDS in its sky/skylet/constants.py).
+"""
 
 PROVIDERS = {"aws": {"spot"}, "runpod": {"spot", "volumes"}, "lambda": set[str]()}
 """Cloud -> features that SkyPilot supports there, according to `sky/clouds/*.py` of version 0.14.1.
@@ -68,13 +74,15 @@ def task(
     spot: bool = True,
     volume: str | None = None,
     hours: float | None = None,
+    own_python: bool = True,
 ) -> dict[str, Any]:
     """Return the SkyPilot task (a dict for YAML) for the file at `path`: a config, jobs, a search or notebooks.
 
     The file's `store:` must not be on the rented machine. `cloud`: aws, runpod, lambda, or None for the cheapest.
     `gpu`: a name such as "L4" or "A100:1", or None for a machine with at least `cpus` vCPUs. `volume`: name of a RunPod
-    network volume, mounted at /volume. After `hours` every run stops with a checkpoint, and the task ends. Raises
-    `UserError`, also for an option that the cloud lacks.
+    network volume, mounted at /volume. After `hours` every run stops with a checkpoint, and the task ends.
+    `own_python=False`: install kit into the machine's Python. Raises `UserError`, also for an option that the cloud
+    lacks.
     """
     supported = _supported(cloud)
     check_whole("cpus", cpus, 1)
@@ -119,15 +127,26 @@ def task(
         resources |= {"use_spot": True} if spot else {}
         resources["job_recovery"] = {"strategy": "EAGER_NEXT_REGION", "recover_on_exit_codes": [INTERRUPTED]}
     name = f"{folder_name(Path(path).stem)}.yaml"  # keep the file's name, because run names contain it
+    path_line = OWN_PYTHON if own_python else ""
     secrets = {secret for _, store, _ in jobs for secret in SECRETS.get(str(store).partition(":")[0], ())}
     return {
         "name": jobs[0][0] if len(jobs) == 1 else Path(path).stem,
         "resources": resources,
         **({"volumes": {"/volume": volume}} if volume else {}),
         **({"secrets": dict.fromkeys(sorted(secrets))} if secrets else {}),
-        "setup": f'pip install -q "kit[{EXTRAS[kind]}] @ {kit.HOME}/archive/main.zip"\n',  # needs no git
-        "run": f"{write_files}{_writes(name, dump_yaml(content))}{_command(name, hours)}\n",
+        "setup": _setup(EXTRAS[kind], own_python),
+        "run": f"{path_line}{write_files}{_writes(name, dump_yaml(content))}{_command(name, hours)}\n",
     }
+
+
+def _setup(extras: str, own_python: bool) -> str:
+    """Return the shell commands that install kit."""
+    package = f'"kit[{extras}] @ {kit.HOME}/archive/main.zip"\n'  # an archive needs no git
+    if not own_python:
+        return f"pip install -q {package}"
+    make = "uv venv -q --allow-existing --python '>=3.11,<3.14' ~/kit-python\n"
+    # the backend "auto" is a PyTorch that fits the machine's driver
+    return f"{OWN_PYTHON}{make}uv pip install -q --python ~/kit-python --torch-backend auto {package}"
 
 
 def _writes(name: str, text: str) -> str:

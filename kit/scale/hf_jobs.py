@@ -101,7 +101,7 @@ def job(path: str | Path, name: str, dollars: float) -> Job:
         least = machine.usd_per_h * LEAST_S / 3600
         pays = f"dollars={dollars:g} pays for {paid_s / 60:.0f} minutes of {name}"
         raise UserError(f"{pays}; give at least {least:.2f}, for 15 minutes.")
-    task = cloud.task(path, spot=False, hours=(paid_s - INSTALL_S - ENDING_S) / 3600)
+    task = cloud.task(path, spot=False, hours=(paid_s - INSTALL_S - ENDING_S) / 3600, own_python=False)
     return Job(machine, task["setup"] + task["run"], tuple(task.get("secrets", {})), int(paid_s))
 
 

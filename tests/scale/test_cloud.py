@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -34,7 +35,8 @@ CATALOGUE = {
     "lambda": ["gpu_1x_a10,A10,1,30,200,,0.75,,us-east-1"],
 }  # fmt: skip
 """Rows in the columns of SkyPilot's catalogue; the prices are invented."""
-NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "01_train.ipynb"
+ROOT = Path(__file__).parents[2]
+NOTEBOOK = ROOT / "notebooks" / "01_train.ipynb"
 
 
 @pytest.fixture
@@ -141,6 +143,32 @@ def test_the_file_of_an_own_task_travels_and_a_folder_is_refused(home: Path, mon
     write(store="s3://robots/runs", env="my_folder:Corridor")
     with pytest.raises(UserError, match=r"names the module 'my_folder', whose folder does not travel .*__init__.py"):
         task("reach.yaml")
+
+
+def test_a_machine_with_an_old_python_gets_one_that_fits(home: Path) -> None:
+    """SkyPilot's machines have Conda's Python 3.10, and uv in ~/.local/bin."""
+    uv = shutil.which("uv", path=Path(sys.executable).parent)
+    if uv is None:
+        pytest.skip("could not import 'uv'")
+    write(store="s3://robots/runs", env="Reach")
+    found, folder = task("reach.yaml"), Path("machine/.local/bin")
+    folder.mkdir(parents=True)
+    (folder / "uv").symlink_to(uv)
+    environment = {"HOME": str(Path("machine").resolve()), "PATH": os.environ["PATH"]}
+    environment |= {name: value for name, value in os.environ.items() if name.startswith("UV_")}
+    archive = f"{kit.HOME}/archive/main.zip"
+    install = found["setup"].replace("-q --python ~", "--dry-run --no-deps --python ~").replace(archive, ROOT.as_uri())
+    install = install.replace("--torch-backend auto ", "")  # of another index
+    done = subprocess.run(["bash", "-ec", install], env=environment, capture_output=True, text=True, check=False)
+    if "error sending request" in done.stderr:
+        pytest.skip("no package index can be reached")
+    assert "+ kit @" in done.stderr, done.stderr
+    own = Path("machine/kit-python/bin/kit")
+    own.write_text("#!/bin/sh\necho own $*")
+    own.chmod(0o755)
+    ran = subprocess.run(["bash", "-ec", found["run"]], env=environment, cwd="machine", capture_output=True, check=True)
+    assert ran.stdout == b"own batch reach.yaml\n"
+    assert "kit-python" not in str(task("reach.yaml", own_python=False)), "Colab and Hugging Face Jobs have newer ones"
 
 
 def test_a_name_that_looks_like_a_number_stays_a_text(home: Path) -> None:
