@@ -33,7 +33,7 @@ TRUSTED_VARIABLE = "KIT_TRUSTED"
 
 _seen: dict[str, int] = {}
 """Module -> the time of its file when it was imported."""
-_BEGUN_NS = time.time_ns()
+_PROCESS_START_NS = time.time_ns()
 training = set[object]()
 """Sessions that train in this process."""
 _trusted = set(filter(None, os.environ.get(TRUSTED_VARIABLE, "").split("\n")))
@@ -51,7 +51,9 @@ class Config(Protocol):
 
 
 class FromFile(str):
-    """A module name read from the file `source`, which messages call `shown`. `of_run`: it is a run's own config.
+    """A module name read from the file `source`, which messages call `shown`.
+
+    `of_run`: the file is the config of a saved run, whose modules always need trust.
 
     Pickling drops the mark, because the sending process has already checked the name.
     """
@@ -83,6 +85,7 @@ def mark_source(
             marked[field] = name = FromFile(marked[field])
             name.source = Path(source).absolute()
             name.shown = shown or str(name.source)
+            # a file beside a folder "checkpoints" is a run's config
             name.of_run = of_run or name.source.with_name("checkpoints").is_dir()
     return marked
 
@@ -99,7 +102,7 @@ def permit(config: Config, trust: bool = False) -> None:
 
 
 def _key(name: str) -> str:
-    """Return the entry of a trusted name in `_trusted`. Unlike a module's, it contains a colon: for example "Ant:"."""
+    """Return the text that stands for `name` in `_trusted`: with a colon, to tell it from a module ("Ant:")."""
     return str(name) if ":" in name else f"{name}:"
 
 
@@ -127,24 +130,25 @@ def check(name: str, module: str) -> None:
                 "if you trust it, pass trust=True (--trust), or import it first."
             )
     _trusted.add(module)
-    if (changed := _time(file)) is not None:  # imported before, in a cell: then perhaps an older version
-        _seen[module] = min(changed, _BEGUN_NS) if module in sys.modules else changed
+    if (changed := _modified_ns(file)) is not None:
+        # a notebook cell may have imported the module before the file last changed
+        _seen[module] = min(changed, _PROCESS_START_NS) if module in sys.modules else changed
     _remember(f"{module}\t{file}")
 
 
-def load(field: str, name: str, where: str, form: str) -> Any:
-    """Import and return what `where`, "module:NAME", names. Raises `UserError`.
+def load(field: str, value: str, target: str, expected: str) -> Any:
+    """Import `target`, "module:NAME", and return the object of that name. Raises `UserError`.
 
-    `name`: the value of the RunConfig field `field`, which messages show; `form`: how to write it.
+    For messages: `value` of the RunConfig field `field`, and what a valid value looks like (`expected`).
     """
-    module, _, attribute = where.partition(":")
-    check(name, module)
+    module, _, attribute = target.partition(":")
+    check(value, module)
     try:
         return getattr(importlib.import_module(module), attribute)
     except SyntaxError as error:
-        raise not_python(f"{field}={name!r}", error) from None
+        raise not_python(f"{field}={value!r}", error) from None
     except (ImportError, AttributeError) as error:
-        raise UserError(f"{field}={name!r} cannot be loaded ({error}); write {form}.") from None
+        raise UserError(f"{field}={value!r} cannot be loaded ({error}); write {expected}.") from None
 
 
 def named_files(config: Config) -> dict[str, Path]:
@@ -155,7 +159,7 @@ def named_files(config: Config) -> dict[str, Path]:
 
 
 def refresh(config: Config) -> None:
-    """Read the modules that `config` names again, from their own files, if these have changed. Raises `UserError`.
+    """Reload the modules that `config` names if their files have changed. Raises `UserError`.
 
     A notebook's kernel would otherwise keep the older class: `%autoreload` acts on cells, not on a panel's buttons. The
     new module takes the old one's place; objects of the old one stay as they are. Nothing happens while this process
@@ -165,7 +169,7 @@ def refresh(config: Config) -> None:
     for field in NAMES:
         name: str = getattr(config, field)
         module = name.partition(":")[0]
-        old, changed = sys.modules.get(module), _time(files.get(module))
+        old, changed = sys.modules.get(module), _modified_ns(files.get(module))
         if old is None or changed is None or _seen.get(module, changed) == changed:
             continue
         file = files[module]  # not what `sys.path` finds now: this file is trusted
@@ -173,19 +177,20 @@ def refresh(config: Config) -> None:
         assert spec is not None
         sys.modules[module] = new = module_from_spec(spec)
         try:
-            exec(compile(file.read_bytes(), str(file), "exec"), new.__dict__)  # not the bytecode of a second ago
+            # from the source: cached bytecode may be stale if the file changed within a second
+            exec(compile(file.read_bytes(), str(file), "exec"), new.__dict__)
         except BaseException as error:
             sys.modules[module] = old
             if isinstance(error, SyntaxError):
                 raise not_python(f"{field}={name!r}", error) from None
             if isinstance(error, Exception):
                 reason = f"{type(error).__name__}: {error}"
-                raise UserError(f"{field}={name!r} cannot be loaded ({reason}); mend {file}.") from None
+                raise UserError(f"{field}={name!r} cannot be loaded ({reason}); correct {file}.") from None
             raise
         _seen[module] = changed
 
 
-def _time(file: str | Path | None) -> int | None:
+def _modified_ns(file: str | Path | None) -> int | None:
     """Return the time of the file's last change, ns; None without a file, also while an editor replaces it."""
     with contextlib.suppress(OSError):
         return Path(file).stat().st_mtime_ns if file else None
@@ -198,10 +203,10 @@ def trusted_environment() -> dict[str, str]:
 
 
 def _downloaded_with(file: str | None, folder: Path) -> bool:
-    """Return whether `file` is in a subfolder of the working directory that is `folder`, or a run's, or inside one.
+    """Return whether `file` was probably downloaded together with the config in `folder`.
 
-    Such a file was probably downloaded together with the config in `folder`. The working directory is on the module
-    path, so a dotted name can import files from its subfolders.
+    So it is if one of its parent folders, below the working directory, is `folder` or a run's. The working directory is
+    on the module path, so a dotted name can import files from its subfolders.
     """
     cwd = Path.cwd()
     subfolders = [parent for parent in Path(file or cwd).parents if cwd in parent.parents]

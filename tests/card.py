@@ -14,8 +14,8 @@ It cannot show errors in the order of streams, in memory reuse, in kernels that 
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
-import traceback
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -79,10 +79,16 @@ def counting(lines: bool = False) -> Iterator[Counts]:
 
 def _line() -> str:
     """Return file and line of the innermost frame in kit, or else in the tests."""
-    frames = [f for f in reversed(traceback.extract_stack()) if f.filename.startswith(ROOT) and f.filename != __file__]
-    for frame in [*(f for f in frames if f.filename.startswith(f"{ROOT}/kit/")), *frames]:
-        return f"{frame.filename.removeprefix(f'{ROOT}/')}:{frame.lineno}"
-    return "?"
+    frame, line = sys._getframe(1), ""  # `traceback` would read the source of every frame, at every kernel
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file.startswith(ROOT) and file != __file__:
+            here = f"{file.removeprefix(f'{ROOT}/')}:{frame.f_lineno}"
+            if file.startswith(f"{ROOT}/kit/"):
+                return here
+            line = line or here
+        frame = frame.f_back
+    return line or "?"
 
 
 def _wait(operation: str) -> None:

@@ -86,12 +86,12 @@ def torchvision(encoder: str) -> Any:
         return importlib.import_module("torchvision")
     except ImportError as error:
         raise UserError(
-            f"encoder={encoder!r} needs torchvision ({error}); pip install 'torchvision=={_fitting()}': "
+            f"encoder={encoder!r} needs torchvision ({error}); pip install 'torchvision=={_matching_version()}': "
             "another version would replace this machine's torch."
         ) from None
 
 
-def _fitting() -> str:
+def _matching_version() -> str:
     """Return the version of torchvision for the installed torch: 0.N with torch 2.(N - 15), since torch 2.0."""
     return f"0.{int(torch.__version__.split('.')[1]) + 15}.*"
 

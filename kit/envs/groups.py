@@ -56,7 +56,7 @@ def delivered_obs(task: Task) -> DeliveredObs:
     return DeliveredObs(stacked_space(picked, frames), frames, groups if differ else {}, names)
 
 
-def requested(env: str, task: Task, option: Any) -> tuple[str, ...]:
+def check_option(env: str, task: Task, option: Any) -> tuple[str, ...]:
     """Check `option`, the value of env_options `obs_groups`; return the group names, "policy" first."""
     others = [group for group in task.obs_groups if group != POLICY]
     if not others:

@@ -314,7 +314,7 @@ def _construct(name: str, task: Any, options: Mapping[str, object]) -> Task:
     if terms is not None:
         made.randomized = randomize.chosen(name, made.random_terms, terms)
     if group_names is not None:
-        made.groups = groups.requested(name, made, group_names)
+        made.groups = groups.check_option(name, made, group_names)
     if stages is not None:
         own, made.curriculum = made.curriculum, curriculum.chosen(name, made.curriculum, stages)
         made.switched_off = own if made.curriculum is None else None

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
+from typing import Any
 
 from kit.errors import UserError
 
@@ -52,14 +53,23 @@ async def clicks() -> AsyncIterator[Callable[[], Awaitable[object]]]:
     handles them by itself; older kernels (Colab's) need the package jupyter_ui_poll. In a notebook that runs without a
     user (nbconvert), older kernels handle none.
     """
-    ipython = sys.modules.get("IPython")
-    kernel = getattr(ipython.get_ipython() if ipython else None, "kernel", None)
-    is_old = hasattr(kernel, "do_one_iteration") and getattr(kernel, "_allow_stdin", False)
-    if not is_old or not find_spec("jupyter_ui_poll"):
+    needs_polling = hasattr(kernel(), "do_one_iteration") and getattr(kernel(), "_allow_stdin", False)
+    if not needs_polling or not find_spec("jupyter_ui_poll"):
         yield partial(asyncio.sleep, 0)
         return
     async with import_module("jupyter_ui_poll").ui_events() as poll:
         yield partial(poll, 10)
+
+
+def shell() -> Any:
+    """Return the IPython shell that runs this process's code, or None."""
+    ipython = sys.modules.get("IPython")
+    return ipython.get_ipython() if ipython else None
+
+
+def kernel() -> Any:
+    """Return the Jupyter kernel that runs in this process, or None."""
+    return getattr(shell(), "kernel", None)
 
 
 def notebook() -> str | None:
@@ -67,9 +77,7 @@ def notebook() -> str | None:
 
     Jupyter's server tells it to the kernel, VS Code writes it among the notebook's variables, Colab does not say it.
     """
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython else None
-    return os.environ.get("JPY_SESSION_NAME") or getattr(shell, "user_ns", {}).get("__vsc_ipynb_file__")
+    return os.environ.get("JPY_SESSION_NAME") or getattr(shell(), "user_ns", {}).get("__vsc_ipynb_file__")
 
 
 def session_ender() -> Callable[[], object]:

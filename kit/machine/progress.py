@@ -7,6 +7,8 @@ from typing import Any
 
 from tqdm import std
 
+from kit.machine import host
+
 LINE_EVERY_S = 5.0
 """Minimum seconds between two lines; the last line may come sooner."""
 LINE = "{l_bar}{n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}]"
@@ -37,7 +39,7 @@ def add_earlier(bar: Any, amount: float) -> None:
 
 def is_interactive() -> bool:
     """Return whether stderr is a terminal or a notebook's output, where a bar can be redrawn in place."""
-    return "ipykernel" in sys.modules or sys.stderr.isatty()
+    return host.kernel() is not None or sys.stderr.isatty()
 
 
 class ProgressLines(std.tqdm):

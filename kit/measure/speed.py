@@ -85,7 +85,7 @@ class Speed:
         every, n_steps = config.eval_every, int(config.overrides.get("n_steps", 1))
         iterations = math.ceil(config.total_steps / (n_steps * self.n_envs))
         intervals = 10 if every == "auto" else config.total_steps // int(every) if every else 0
-        # of the initial policy, at most one after each iteration, and the final test, in as many episodes
+        # of the initial policy, at most one after each iteration, and the final test; each in as many episodes
         evaluations = 1 + min(intervals, iterations) + 1 if every else 0
         return STARTUP_S + config.total_steps / self.steps_per_s + evaluations * self.evaluation_s
 
@@ -142,8 +142,8 @@ def _key(config: RunConfig) -> str:
     return json.dumps(values, sort_keys=True)
 
 
-def probe_apart(config: RunConfig, seconds: float = 8.0) -> subprocess.Popen[str]:
-    """Start `probe` in a child process, so that a notebook's kernel stays free; `answer` returns the result."""
+def start_probe(config: RunConfig, seconds: float = 8.0) -> subprocess.Popen[str]:
+    """Start `probe` in a child process, so that a notebook's kernel stays free; `wait_for_probe` returns the result."""
     return subprocess.Popen(
         [sys.executable, "-m", __name__, str(seconds)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -151,8 +151,8 @@ def probe_apart(config: RunConfig, seconds: float = 8.0) -> subprocess.Popen[str
     )  # fmt: skip
 
 
-def answer(process: subprocess.Popen[str], config: RunConfig) -> Speed:
-    """Send the resolved `config` to a process started by `probe_apart`; wait for the result. Raises `NotMeasured`."""
+def wait_for_probe(process: subprocess.Popen[str], config: RunConfig) -> Speed:
+    """Send the resolved `config` to a process started by `start_probe`; wait for the result. Raises `NotMeasured`."""
     out, err = process.communicate(json.dumps(config.to_dict()))
     if process.returncode:
         last = (err.strip().splitlines() or [f"the probe ended with code {process.returncode}"])[-1]
@@ -310,7 +310,7 @@ def _training(trainer: Any, seconds: float, report: Report) -> float:
 
 
 def rate_of(marks: list[tuple[float, int]]) -> float:
-    """Return the steps per second in the second half of `marks`, (time in s, steps so far) at each iteration's end."""
+    """Return the steps per second in the second half of `marks`: (time in s, steps so far) pairs."""
     (first, _), (last, steps) = marks[0], marks[-1]
     before = [mark for mark in marks[:-1] if mark[0] <= (first + last) / 2]
     return (steps - before[-1][1]) / (last - before[-1][0])
@@ -353,7 +353,7 @@ def duration(seconds: float) -> str:
 
 
 def rough_duration(seconds: float) -> str:
-    """Format an estimate from one measurement, to about 20 percent, such as "45 s", "25 min" or "2 h 30 min"."""
+    """Format a rough estimate (20 percent) of a duration, such as "45 s", "25 min" or "2 h 30 min"."""
     roundings = ((20, 1), (100, 5), (1800, 60), (6000, 300), (math.inf, 1800))  # (below, to), s
     step = next(step for limit, step in roundings if seconds < limit)
     return duration(step * round(seconds / step)).removesuffix(" 00 min")

@@ -14,10 +14,12 @@ from kit.errors import UserError
 from kit.machine import host
 from kit.scale.work import StoredWork
 
-Outcome = TypeVar("Outcome")
+Progress = TypeVar("Progress")
+"""Results so far of a batch or search; once its thread has ended, its final results."""
 JOIN_S = 0.2
 """Seconds between updates of the progress bar."""
-LEFT_OVER = "it starts when the same batch or search is started again"
+NOT_STARTED = "starts when the same batch or search is started again"
+"""Message of a job that still waits although the thread of its batch or search has ended."""
 
 
 class JobRow(NamedTuple):
@@ -43,7 +45,7 @@ class Jobs(Protocol):
         """Ask the store for the jobs that other machines run."""
 
 
-class Background(Generic[Outcome]):
+class Background(Generic[Progress]):
     """A batch or search in a thread, started by `kit.launch_batch` or `kit.launch_sweep`; `wait()` returns its outcome.
 
     Runs are processes of their own. If this process ends, they go on; jobs that wait for a slot start when the batch is
@@ -56,22 +58,22 @@ class Background(Generic[Outcome]):
     def __init__(
         self,
         title: str,
-        rows: Callable[[Outcome | None], list[JobRow]],
-        work: Callable[[Callable[[Outcome], None]], Outcome],
-        bar: Callable[[], AbstractContextManager[Callable[[Outcome], None]]],
+        rows: Callable[[Progress | None], list[JobRow]],
+        work: Callable[[Callable[[Progress], None]], Progress],
+        bar: Callable[[], AbstractContextManager[Callable[[Progress], None]]],
         key: object = None,
     ) -> None:
         """`work(on_progress)` does everything; `rows(latest)` lists the jobs; `bar()` yields a progress bar.
 
-        `key`: what the jobs are, equal for two objects with the same jobs.
+        `key`: compared to tell whether two objects have the same jobs.
         """
         self.title, self._rows, self._work, self._bar, self._key = title, rows, work, bar, key
-        self.latest: Outcome | None = None
+        self.latest: Progress | None = None
         self._error: BaseException | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"jobs-{title}", daemon=True)
 
-    def start(self) -> Background[Outcome]:
+    def start(self) -> Background[Progress]:
         """Start the thread and return self; if an object of this title is still at work, return that one instead.
 
         The latter happens if a cell runs twice. Raises `UserError` if that one has other jobs.
@@ -99,7 +101,7 @@ class Background(Generic[Outcome]):
         return "" if error is None or isinstance(error, KeyboardInterrupt) else str(error) or type(error).__name__
 
     def rows(self) -> list[JobRow]:
-        """Return the jobs. Once the thread has ended, the message of a job that still waits is `LEFT_OVER`."""
+        """Return the jobs. Once the thread has ended, the message of a job that still waits is `NOT_STARTED`."""
         rows = self._rows(self.latest)
         return rows if self.is_working else [_left_over(row) for row in rows]
 
@@ -110,14 +112,14 @@ class Background(Generic[Outcome]):
         """Make every run save a checkpoint and stop; start no further jobs. Returns at once."""
         self._stopping.set()
 
-    def __await__(self) -> Generator[Any, None, Outcome]:
+    def __await__(self) -> Generator[Any, None, Progress]:
         """Wait in a notebook cell (`await batch`), like `wait`, but buttons work meanwhile.
 
         If the cell is interrupted, every run saves a checkpoint and stops, and `UserError` is raised.
         """
         return self._wait().__await__()
 
-    async def _wait(self) -> Outcome:
+    async def _wait(self) -> Progress:
         with suppress(KeyboardInterrupt, asyncio.CancelledError):  # `_outcome` raises the `UserError`
             async with host.clicks() as handle_clicks:
                 with self._progress_bar() as update:
@@ -128,7 +130,7 @@ class Background(Generic[Outcome]):
                     update()
         return self._outcome()
 
-    def wait(self) -> Outcome:
+    def wait(self) -> Progress:
         """Wait for the end and return the outcome; show a progress bar.
 
         On Ctrl-C, every run saves a checkpoint and stops.
@@ -153,7 +155,7 @@ class Background(Generic[Outcome]):
             self._thread.join()
             raise
 
-    def _outcome(self) -> Outcome:
+    def _outcome(self) -> Progress:
         if isinstance(self._error, KeyboardInterrupt):
             raise UserError(f"{self.title} was stopped, its runs with a checkpoint; start it again to continue them.")
         if self._error is not None:
@@ -167,16 +169,16 @@ class Background(Generic[Outcome]):
         except BaseException as error:
             self._error = error
 
-    def _progress(self, latest: Outcome) -> None:
+    def _progress(self, latest: Progress) -> None:
         self.latest = latest
         if self._stopping.is_set():
             raise KeyboardInterrupt  # as Ctrl-C does in a batch in the foreground
 
 
 def _left_over(row: JobRow) -> JobRow:
-    """Return the row with the message `LEFT_OVER` if its job still waits; other rows as they are."""
+    """Return the row with the message `NOT_STARTED` if its job still waits; other rows as they are."""
     is_waiting = row.path is None and row.values.get("state") == "waiting"
-    return row._replace(values={**row.values, "message": LEFT_OVER}) if is_waiting else row
+    return row._replace(values={**row.values, "message": NOT_STARTED}) if is_waiting else row
 
 
 def job_rows(jobs: Sequence[StoredWork], rows: Sequence[dict[str, Any]]) -> list[JobRow]:

@@ -75,20 +75,19 @@ class Job(StoredWork):
         """
         run, changes = Run(self.path), {}
         existing, asked, wanted = (_values(config) for config in (run.config, run.requested, self.config))
-        is_known = run.knows_request and self.start_from is None  # else the request has no defaults to compare
+        # whether the run knows which values were asked for; else defaults and values that kit chose look alike
+        is_known = run.knows_request and self.start_from is None
         names = wanted.keys() - {"run_name", "runs_dir", "threads"}
         for name in sorted(names, key=lambda name: name not in self.requested):  # errors name a requested field first
             value, current, may_change = wanted[name], existing[name], name in MAY_CHANGE_ON_RESUME
-            if name not in self.requested and (may_change or not is_known):
+            if (name not in self.requested or value == "auto") and (may_change or not is_known):
                 continue
-            named = {key: current.get(key) for key in value} if isinstance(value, dict) else current
-            if value in (named if not is_known else current, asked[name]):
+            same_keys = {key: current.get(key) for key in value} if isinstance(value, dict) else current
+            if value in (current if is_known else same_keys, asked[name]):
                 continue
-            if value == "auto" and (may_change or not is_known):
-                continue
-            if name == "env_options" and value and restores(value, named):
+            if name == "env_options" and value and restores(value, same_keys):
                 changes[name] = {**existing[name], **value}
-            elif name in MAY_CHANGE_ON_RESUME:
+            elif may_change:
                 changes[name] = value
             else:
                 conflict = redact(f"{self.path} exists with {name}={asked[name]!r}, not {value!r}")
@@ -130,8 +129,9 @@ class Job(StoredWork):
         stored = {} if self.exists or not self.config.store else runs_in_store(self.config.store)
         row = self.row() | {key: value for key, value in stored.get(self.path.name, {}).items() if key in KEYS}
         asked = self.config.total_steps if "total_steps" in self.requested else 0
-        goes_on = {"state": "interrupted", "total_steps": asked, "message": "`kit batch` trains it further"}
-        return row | (goes_on if row["state"] == "finished" and row["step"] < asked else {})
+        message = "fewer steps than requested; `kit batch` continues it"
+        unfinished = {"state": "interrupted", "total_steps": asked, "message": message}
+        return row | (unfinished if row["state"] == "finished" and row["step"] < asked else {})
 
     def fetch(self) -> None:
         self.run = api.existing_run(self.config)
@@ -142,8 +142,8 @@ class Job(StoredWork):
             state = {"state": "failed" if self.error else "waiting", "step": 0, "message": self.error or self.note}
             return {**dict.fromkeys(KEYS), **state, **total}
         status = self.run.status()
-        refused = {"state": "failed", "message": self.error} if self.error and not self.is_working() else {}
-        return {key: status.get(key) for key in KEYS} | total | refused
+        failed_start = {"state": "failed", "message": self.error} if self.error and not self.is_working() else {}
+        return {key: status.get(key) for key in KEYS} | total | failed_start
 
 
 def _values(config: RunConfig) -> dict[str, Any]:
@@ -169,7 +169,7 @@ def batch(
     trust: bool = False,
     on_progress: Callable[[Results], None] | None = None,
 ) -> Results:
-    """Train all `jobs`: a YAML file (see the module), a list of configs or mappings, or one of them with `seeds`.
+    """Train all `jobs`: a YAML file, a list of configs or mappings, or one of them with `seeds`.
 
     Run names consist of the batch's `name` (default: the file's name, or "batch"), env, algo and seed, unless a job has
     a run_name. If a job fails, the others continue. Ctrl-C stops all runs with a checkpoint; call `batch` again to
@@ -230,14 +230,14 @@ def _planned(
 
 
 def with_shared_folder(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return `fields` for a run that may train on another machine: the folder that all share becomes absolute.
+    """Return `fields` with an absolute `store` (without one: `runs_dir`), because other machines read it.
 
-    It is the store or, without one, `runs_dir`. With a store, each machine has a `runs_dir` of its own.
+    With a store, each machine has a `runs_dir` of its own.
     """
     store, runs_dir = fields.get("store"), fields.get("runs_dir", "runs")
     if store and isinstance(store, str):
         return {**fields, "store": absolute(store)}
-    if store or not isinstance(runs_dir, str):  # RunConfig refuses what is no text
+    if store or not isinstance(runs_dir, str):  # RunConfig raises for a value that is not a string
         return fields
     return {**fields, "runs_dir": str(Path(runs_dir).expanduser().absolute())}
 
@@ -356,7 +356,8 @@ def check(jobs: Sequence[Job], elsewhere: bool = False) -> list[RunConfig]:
         try:
             if job.exists:
                 opened(job.path, job.trust)
-            may_exist = job.exists or config.store is not None  # an older run goes on; `create` refuses a new one
+            # a run that exists, here or in its store, may keep settings that are refused for new runs
+            may_exist = job.exists or config.store is not None
             resolved.append(plan(config, new=not may_exist).config)
         except UserError as error:
             raise UserError(f"job {config.run_name}: {error}") from None
@@ -373,7 +374,7 @@ def slots(configs: Sequence[RunConfig], count: int, at_once: int | None) -> int:
     """Return how many of `count` runs may train at the same time. `configs` are resolved.
 
     The result is `at_once` if it is set. Else it is 1 if any run uses a GPU, or as many as cores and memory allow.
-    Raises `UserError` if `at_once` is no whole number, or more than the cores or the memory allow.
+    Raises `UserError` if `at_once` is more than the cores or the memory allow. `Engine` checks that it is whole.
     """
     cores, free = limits.usable_cores(), limits.memory_free_bytes()
     processes = max((config.processes for config in configs), default=1)
@@ -381,7 +382,7 @@ def slots(configs: Sequence[RunConfig], count: int, at_once: int | None) -> int:
     if at_once is None:
         on_gpu = any(config.device != "cpu" for config in configs)
         return 1 if on_gpu else max(1, min(count, cores // processes, free // run_bytes))
-    if isinstance(at_once, bool) or not isinstance(at_once, int) or not 1 <= at_once <= cores:
+    if at_once > cores:
         raise UserError(f"at_once={at_once!r} must be a whole number from 1 to {cores}, the cores of this machine.")
     if at_once * run_bytes > free:
         needed = f"needs about {at_once * run_bytes / 1e9:.0f} GB of memory and {free / 1e9:.1f} GB are free"

@@ -18,7 +18,7 @@ from typing import Any
 
 from kit.format.files import write_atomic
 from kit.runs.status import exit_code
-from kit.scale.notebooks import JOB, NOTEBOOK, PROGRESS, RESULT, SOURCE, trained
+from kit.scale.notebooks import JOB, NOTEBOOK, PROGRESS, RESULT, SOURCE, run_of
 from kit.scale.store_folder import StoreFolder
 from kit.stores import LeaseHeld
 from kit.stores.redact import one_line, redact
@@ -59,7 +59,7 @@ def _execute(folder: Path, job: dict[str, Any]) -> tuple[str, str]:
         return "failed", redact(f"{error.ename}: {error.evalue}").splitlines()[0]
     except Exception as error:
         return "failed", f"{type(error).__name__}: {one_line(error)}"
-    run = trained(parameters)
+    run = run_of(parameters)
     if run is not None and (status := run.status())["state"] != "finished":
         return status["state"], status["message"]
     return "finished", ""

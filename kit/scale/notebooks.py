@@ -37,14 +37,14 @@ from kit.scale.batch import check_stores, run_batch, with_shared_folder
 from kit.scale.work import KEYS, Engine, Results
 from kit.stores import lease, open_store
 
-STARTS = 3
+MAX_STARTS = 3
 """A job counts as failed if its process was killed this many times."""
 SETTINGS = ("notebook", "parameters", "grid", "jobs", "store", "runs_dir")
 JOB, SOURCE, NOTEBOOK = "job.json", "source.ipynb", "notebook.ipynb"
 RESULT, PROGRESS = "result.json", "progress.json"
 
 
-def trained(parameters: Mapping[str, Any]) -> Run | None:
+def run_of(parameters: Mapping[str, Any]) -> Run | None:
     """Return the run that a notebook with these parameters trains; None if the run directory does not exist yet."""
     path = Path(str(parameters.get("runs_dir", "runs"))).expanduser() / str(parameters.get("run_name"))
     return Run(path) if (path / "config.yaml").is_file() else None
@@ -71,7 +71,7 @@ class NotebookJob:
 
     @property
     def run(self) -> Run | None:
-        return trained(self.parameters)
+        return run_of(self.parameters)
 
     @property
     def run_path(self) -> Path | None:
@@ -129,7 +129,7 @@ class NotebookJob:
 
     def should_restart(self) -> bool:
         """Return whether the job must be started again, because its process was killed."""
-        return self.result is None and self.starts < STARTS
+        return self.result is None and self.starts < MAX_STARTS
 
     def held_for(self) -> float:
         return lease.held_for(self.store, self.store_path, self.path)
@@ -151,13 +151,21 @@ class NotebookJob:
 
     def row(self) -> dict[str, Any]:
         done, progress = self.result, read_json(self.path / PROGRESS, {})
-        state = "failed" if self.error else done["state"] if done else "running" if self.is_working() else "waiting"
-        if not done and self.starts >= STARTS and state == "waiting":
-            state, done = "failed", {"message": f"its process was killed {self.starts} times; see worker.log"}
+        killed = ""
+        if self.error:
+            state = "failed"
+        elif done:
+            state = done["state"]
+        elif self.is_working():
+            state = "running"
+        elif self.starts >= MAX_STARTS:
+            state, killed = "failed", f"its process was killed {self.starts} times; see worker.log"
+        else:
+            state = "waiting"
         run = self.run
         status = run.status() if run is not None else {}
         cells = {"step": progress.get("cells_done", 0), "total_steps": progress.get("cells", 1)}
-        message = self.error or (done or {}).get("message", "") or self.note
+        message = self.error or killed or (done or {}).get("message", "") or self.note
         scores = {name: status.get(name) for name in ("success_rate", "mean_return")}
         return {**dict.fromkeys(KEYS), "name": self.name, "state": state, **cells, **scores, "message": message}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import cached_property
 from pathlib import Path
 
 from kit.errors import UserError
@@ -12,26 +13,23 @@ from kit.stores.redact import redact_bytes
 
 
 class StoreFolder:
-    """Copy of `folder` in the store at `url`, under the path `at`. `message`: commit message of every write."""
+    """Copies files of `folder` to the path `at` of the store at `url`. `message`: commit message of every write."""
 
     def __init__(self, url: str, folder: Path, at: str, message: str) -> None:
         self._url, self._folder, self._at, self._message = url, folder, at, message
-        self._opened: Store | None = None
         self._next = self._renew = 0.0
         """Monotonic times: earliest next copy; next renewal of the lease, 0 before the lease is acquired."""
         self._seen: int | None = None
         """Modification time, ns, of the file at its last copy."""
 
-    @property
+    @cached_property
     def _store(self) -> Store:
         """The store, opened on first use, so that a store that does not answer raises only when it is used.
 
         Without `write=True`, `open_store` does not create the store: if a mount is missing, files would otherwise go to
         a local folder.
         """
-        if self._opened is None:
-            self._opened = open_store(self._url)
-        return self._opened
+        return open_store(self._url)
 
     def put(self, name: str, now: bool = False) -> bool:
         """Copy the file `name` of the folder if it has changed, and renew the lease before it ends.
@@ -48,6 +46,7 @@ class StoreFolder:
         self._next = moment + AGAIN_S
         try:
             self._next = moment + max(AGAIN_S, self._store.min_interval_s)
+            # {} only renews the lease
             self._write({f"{self._at}/{name}": path.read_bytes()} if changed != self._seen else {})
             self._seen = changed
         except LeaseHeld:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 TRIALS = 20
 """Default number of trials."""
-STARTS = 3
+MAX_STARTS = 3
 """A trial counts as failed if its run is interrupted after this many starts."""
 DEPENDENT = {"n_envs", "n_steps", "batch_size"}
 """Names whose valid values depend on each other. A trial with an invalid combination counts as failed; the
@@ -226,7 +226,7 @@ class TrialJob(Job):
         """
         row = self.row()
         by_user = str(row["message"]).startswith(ON_REQUEST)
-        return self.starts < STARTS and not self.stopped and row["state"] == "interrupted" and not by_user
+        return self.starts < MAX_STARTS and not self.stopped and row["state"] == "interrupted" and not by_user
 
     def row(self) -> dict[str, Any]:
         name = f"eval/{self.score}"

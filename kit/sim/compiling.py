@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from kit.machine import host
+
 AFTER_S, EVERY_S = 5.0, 1.0
 """Seconds before the first message, and between messages. Loading compiled kernels takes less than `AFTER_S`."""
 Listener = Callable[[str], None]
@@ -64,5 +66,5 @@ def _count(folder: Path) -> int:
 def _print(name: str, folder: Path) -> None:
     if name not in _announced:
         _announced.add(name)
-        file = sys.stdout if "ipykernel" in sys.modules else sys.stderr  # a notebook colours stderr red
+        file = sys.stdout if host.kernel() else sys.stderr  # a notebook colours stderr red
         print(f"Compiling {name} for this machine, once; this may take a minute (cached in {folder}).", file=file)

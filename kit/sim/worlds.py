@@ -41,8 +41,8 @@ def _buffer(data: mujoco.MjData) -> np.ndarray:
 def _find_state(model: mujoco.MjModel, data: mujoco.MjData) -> np.ndarray:
     """Return a bool mask over the bytes at the front of MjData's buffer: True where `mj_setState` changes them.
 
-    The front ends after the last byte of the state. Each number of the state has at least one True byte; bytes that are
-    equal in 0.0 and 1.0 are False. Resets `data`.
+    The mask compares a state of zeros with one of ones: bytes that are equal in 0.0 and 1.0 are False. The front
+    ends after the last byte of the state. Resets `data`.
     """
     written = []
     for value in (0.0, 1.0):
@@ -164,12 +164,12 @@ class Scratch:
         self.warnings[:] = self.worlds.no_warnings  # the next step raises them again
 
     def reset(self, world: int, fields: list[tuple[np.ndarray, np.ndarray]]) -> None:
-        """Reset `world` to the initial state, except for `fields`: (array of this MjData, its values in all worlds)."""
+        """Reset `world` to the initial state, except for `fields`: (array of this MjData, values (n, ...)) pairs."""
         self.front[:], self.data.time = self.worlds.initial, 0.0
         self._take_parameters(world)
         for array, values in fields:
             array[:] = values[world]
-        for array in self.after_constraints:
+        for array in self.after_constraints:  # as after mj_resetData: no step has been taken
             array.fill(0)
         mujoco.mj_forward(self.model, self.data)
         self.store(world)

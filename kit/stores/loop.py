@@ -75,7 +75,7 @@ class Sync:
         self._next_pass, self._last_pass, self._pending = float("-inf"), float("-inf"), True
         self._written = float("-inf")
         self._damaged: int | None = None
-        """Step of the newest checkpoint, if the last pass found one damaged."""
+        """Newest step when the last pass reported a damaged checkpoint. This step alone starts no new pass."""
         self._writing = threading.Lock()
         self._copier: Copier | None = None
         self._patience_s = float(os.environ.get("KIT_STORE_PATIENCE_S", PATIENCE_S))
@@ -165,6 +165,7 @@ class Sync:
         return since >= REFRESH_S or (has_work and since >= interval_s)
 
     def _record_pass(self, result: dict[str, Any]) -> None:
+        """Record the `result` of `Copier.run_pass`."""
         self._last_pass, self._pending = self.timer(), bool(result["pending"])
         arrived = newest_step(self.run_dir) in (None, result["step"]) or result["problem"]
         outcome = {"step": result["step"], "time": result["time"], "error": result["problem"] or result["note"]}
@@ -174,12 +175,10 @@ class Sync:
     def _record_failure(self, error: Exception) -> None:
         self.state["failures"] += 1
         self._last_pass, self._pending = self.timer(), True
-        self._next_pass = self.timer() + max(self._pause_s(), getattr(error, "retry_after_s", 0.0))
+        pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(self.state["failures"] - 1, 10))
+        self._next_pass = self.timer() + max(pause_s, getattr(error, "retry_after_s", 0.0))
         self.state.update(state="failing", error=one_line(error))
         self.write()
-
-    def _pause_s(self) -> float:
-        return min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(self.state["failures"] - 1, 10))
 
 
 def newest_step(run_dir: Path) -> int | None:

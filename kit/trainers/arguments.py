@@ -67,9 +67,10 @@ def complete(algorithm: Algorithm, row: Row, overrides: Mapping[str, Any]) -> Ro
         hyper["policy_kwargs"] = policy | requested
     converted, known = arguments(algorithm, hyper), hyperparameter_types(algorithm)
     least = dict(COUNTS)
-    if "train_freq" not in known:  # imitation: -1, as many as env steps, has no meaning there
+    if "train_freq" not in known:  # imitation takes no env steps, so -1 (one gradient step per env step) is invalid
         least["gradient_steps"] = 1
-    if "n_epochs" in known and converted.get("normalize_advantage", True):  # by the standard deviation of a minibatch
+    # a minibatch of one has no standard deviation, by which advantages are divided
+    if "n_epochs" in known and converted.get("normalize_advantage", True):
         least["batch_size"] = 2
     for name, value in converted.items():
         if name in least and not isinstance(value, tuple):  # train_freq may be (1, "episode")
@@ -135,8 +136,9 @@ def hyperparameter_types(algorithm: Algorithm) -> dict[str, Any]:
 def _argument(name: str, value: Any, annotation: Any) -> Any:
     kinds = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
     kinds = tuple(typing.get_origin(kind) or kind for kind in kinds)
-    schedule = any(kind not in (bool, int, float, str, dict, tuple, types.NoneType) for kind in kinds)
-    if schedule and isinstance(value, str):
+    # SB3 annotates what may be a schedule as a callable
+    accepts_schedule = any(kind not in (bool, int, float, str, dict, tuple, types.NoneType) for kind in kinds)
+    if accepts_schedule and isinstance(value, str):
         return _schedule(name, value)
     _check_range(name, value, value)
     if isinstance(value, str) and name in LEARNT and value != "auto":

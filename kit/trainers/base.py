@@ -27,10 +27,10 @@ from kit.trainers.normalize import Normalizer, scaled
 from kit.trainers.reward_terms import RewardTerms
 from kit.trainers.saving import Component, Counters, FrozenWeights, Optimizers, RandomGenerators, State, Weights
 
-NEW_IN_ENV = (f"{curriculum.OPTION}.", f"{randomize.OPTION}.{randomize.ACTIVE}")
-"""Prefixes of env snapshot entries that kit 0.2 did not write. Its runs continue in the last curriculum stage."""
+NOT_IN_V0_2 = (f"{curriculum.OPTION}.", f"{randomize.OPTION}.{randomize.ACTIVE}")
+"""Prefixes of env snapshot entries that runs of kit 0.2 lack. Such a run continues in the last curriculum stage."""
 READ_EVERY = 4
-"""Smallest default `log_interval` of on-policy trainers on a GPU, in iterations: reading metrics waits for the GPU.
+"""On a GPU, on-policy trainers log at most every so many iterations by default: reading metrics waits for the GPU.
 Trainers with a replay buffer log on a GPU at most once per `READ_EVERY` × n_envs env steps."""
 
 
@@ -99,7 +99,7 @@ class TensorTrainer(BaseAlgorithm):
     def _setup_model(self) -> None:
         super()._setup_model()  # type: ignore[safe-super]
         self.iteration = 0
-        self._ready = self.num_timesteps == 0
+        self._is_fresh = self.num_timesteps == 0  # whether the next `learn` needs no reset: new, or just loaded
         self._unread: list[Any] = []
         self.normalizer = None
         if self.ep_info_buffer is None:
@@ -125,7 +125,7 @@ class TensorTrainer(BaseAlgorithm):
             self.normalizer.begin(self.as_actor().view(self._last_obs))
 
     def set_env(self, env: Any, force_reset: bool = True) -> None:
-        """Continue in another tensor env with equal spaces and number of envs, from new episodes.
+        """Continue in another `TensorVecEnv` with equal spaces and number of envs, from new episodes.
 
         Raises `UserError` for a model that was loaded without an env.
         """
@@ -145,14 +145,14 @@ class TensorTrainer(BaseAlgorithm):
         tb_log_name: str = "run",
         progress_bar: bool = False,
     ) -> tuple[int, BaseCallback]:
-        if reset_num_timesteps and not self._ready:
+        if reset_num_timesteps and not self._is_fresh:
             self._reset_envs()
             self.num_timesteps = self.iteration = self._episode_num = 0
             self.ep_info_buffer, self.ep_success_buffer = None, None  # SB3 makes new ones
             self._unread.clear()
-        if reset_num_timesteps:  # SB3 adds num_timesteps below, but total_timesteps includes it already
+        if reset_num_timesteps:  # SB3, called with False below, adds num_timesteps, which total_timesteps includes
             total_timesteps -= self.num_timesteps
-        self._ready = False
+        self._is_fresh = False
         custom = self._custom_logger
         if not custom:
             new_log = self.num_timesteps == 0
@@ -301,7 +301,7 @@ class TensorTrainer(BaseAlgorithm):
         Raises `UserError` instead of returning weights that are NaN.
         """
         self._read_episodes()
-        if self.device.type != "cpu":  # training does not read rewards there: it would wait
+        if self.device.type != "cpu":  # where training does not check rewards, which would wait for the GPU
             self._check_finite(torch.stack([parameter.detach().sum() for parameter in self.policy.parameters()]))
         state = _states(self.components())
         state["trainer"] |= {name: value.cpu().clone() for name, value in leaves("last_obs", self._last_obs)}
@@ -333,7 +333,7 @@ class TensorTrainer(BaseAlgorithm):
         if self.normalizer is not None:
             self.normalizer.load_state(state["normalizer"], statistics_only=not same_episodes)
         components["rng"].load_state(state["rng"])  # last, because resets draw random numbers too
-        self._ready = True
+        self._is_fresh = True
         return same_envs
 
     def _fits_env(self, snapshot: dict[str, torch.Tensor]) -> bool:
@@ -341,7 +341,7 @@ class TensorTrainer(BaseAlgorithm):
         return all(
             name in snapshot and snapshot[name].shape == value.shape and snapshot[name].dtype == value.dtype
             for name, value in self.tensor_env.snapshot().items()
-            if not name.startswith(NEW_IN_ENV)
+            if not name.startswith(NOT_IN_V0_2)
         )
 
     def load_policy(self, state: State) -> None:
@@ -374,7 +374,7 @@ class TensorTrainer(BaseAlgorithm):
     def _excluded_save_params(self) -> list[str]:
         ours = [
             "on_boundary", "on_divergence", "should_stop", "reward_terms", "tensor_env", "normalizer", "iteration",
-            "_unread", "_normalize", "_ready", "_actors", "_attached", "_last_obs", "_last_episode_starts",
+            "_unread", "_normalize", "_is_fresh", "_actors", "_attached", "_last_obs", "_last_episode_starts",
             "_last_original_obs",
         ]  # fmt: skip
         return [*super()._excluded_save_params(), *ours]

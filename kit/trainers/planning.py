@@ -4,11 +4,12 @@ The same config gets the same plan on the same kind of machine. "auto" is resolv
 
     row       starting values of the hyperparameters: tuned for the task and algorithm (`kit.presets`), else the
               algorithm's own (`Algorithm.row`)
-    n_envs    the value in the row. With preset auto, for PPO and RecurrentPPO (`Algorithm.more_envs`), it is doubled as
-              long as the run has `MIN_ROLLOUTS` rollouts and each core at most `ENVS_PER_CORE` envs. Without physics,
-              the limit is `ENVS_PER_CORE_NO_PHYSICS` per core on a CPU, `ENVS_ON_CUDA_NO_PHYSICS` in all on a GPU. With
-              physics on a GPU, the row's value is halved instead, until the run has as many rollouts or n_envs is at
-              most `ENVS_PER_CORE`. A run that runs out of memory halves n_envs if `Algorithm.fewer_envs`
+    n_envs    the value in the row; with preset auto, for PPO and RecurrentPPO (`Algorithm.more_envs`), changed:
+              - on a CPU, and without physics: doubled while the run still has `MIN_ROLLOUTS` rollouts, up to
+                `ENVS_PER_CORE` envs per core (without physics: `ENVS_PER_CORE_NO_PHYSICS`, or
+                `ENVS_ON_CUDA_NO_PHYSICS` in all on a GPU)
+              - with physics on a GPU: halved until the run has `MIN_ROLLOUTS` rollouts, down to `ENVS_PER_CORE`
+              A run that runs out of memory halves n_envs if `Algorithm.fewer_envs`
     device    a GPU, if one works, for policies that see images, for legged robots with PPO and for the presets for
               GPUs; else the CPU
     batch     for PPO and RecurrentPPO, the largest divisor of the rollout's size that is no larger than the batch size
@@ -111,7 +112,7 @@ class Plan:
 def plan(config: RunConfig, new: bool = True) -> Plan:
     """Return the plan of a user's `config`, without side effects. Raises `UserError` if it cannot be trained.
 
-    `new`: whether to refuse settings of no use, which older runs may have.
+    `new`: also refuse what only new runs may not have, such as `env_options` that randomise nothing (`Spaces.unfit`).
     """
     record = algorithm.find(config.algo)
     config = with_teacher(record, config.replace(overrides=nested(config.overrides)))
@@ -119,12 +120,11 @@ def plan(config: RunConfig, new: bool = True) -> Plan:
     env = envs.describe(config.env, config.env_options)
     if new and env.unfit:
         raise UserError(env.unfit)
+    has = f"env={config.env!r} has {env.action_space}"
     if not isinstance(env.action_space, record.actions):
         kinds = " or ".join(kind.__name__ for kind in record.actions)
-        has = f"env={config.env!r} has {env.action_space}"
         raise UserError(f"algo={config.algo!r} supports {kinds} actions, and {has}.")
     if record.actions == (spaces.Box,) and len(env.action_space.shape or ()) != 1:
-        has = f"env={config.env!r} has {env.action_space}"
         raise UserError(f"algo={config.algo!r} supports actions of one dimension, and {has}; flatten them.")
     stacks = encoders.sees_clips(env.observation_space, env.obs_groups)
     images = encoders.sees_images(env.observation_space)
@@ -146,7 +146,7 @@ def plan(config: RunConfig, new: bool = True) -> Plan:
     )
     planned = Plan.of(resolved, env)
     if config.processes > 1:
-        config_of_rank(resolved)
+        config_of_rank(resolved)  # raises if the config cannot be divided
     return planned
 
 
@@ -211,7 +211,7 @@ def during_training(config: RunConfig) -> RunConfig:
 
 
 def config_of_rank(config: RunConfig, rank: int = 0, on_this_machine: int = 1) -> RunConfig:
-    """Return the config of one `rank` of a distributed run: its share of envs, batch and threads, and its own seed.
+    """Return the config of one `rank`: its share of envs, batch and threads, and its own seed.
 
     Raises `UserError` if `config` cannot be divided.
     """
@@ -243,7 +243,7 @@ def row_of(record: Algorithm, config: RunConfig, device: str, on_gpu: bool, imag
         named = NAMED[config.preset]
         return record.row | {"n_envs": named["n_envs"], **{name: named[name] for name in record.columns}}
     kind = config.env.partition(":")[0]
-    task = kind if kind in ROBOT_TASKS else config.env, config.algo
+    task = (kind if kind in ROBOT_TASKS else config.env), config.algo
     if device != "cpu" and task in TASKS_ON_CUDA:
         return TASKS_ON_CUDA[task]
     row = TASKS.get(task, record.row)

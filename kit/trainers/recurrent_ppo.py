@@ -127,7 +127,7 @@ class RecurrentNetworks(Networks):
         return {"obs": obs, "hidden_state": cast(Obs, self.hidden_state)}
 
     def values(self, inputs: Obs) -> torch.Tensor:
-        obs, hidden_state = cast(dict[str, Any], inputs).values()
+        obs, hidden_state = (cast(dict[str, Any], inputs)[name] for name in ("obs", "hidden_state"))
         return self.policy.value_net(self._step(obs, hidden_state)[1]).flatten()
 
     def _reset_where(self, episode_starts: torch.Tensor) -> None:
@@ -199,7 +199,7 @@ class RecurrentPPO(ProximalTrainer, sb3_contrib.RecurrentPPO):  # type: ignore[m
 
     actor_class = RecurrentActor
     networks: RecurrentNetworks
-    policy_aliases = {  # noqa: RUF012
+    policy_aliases = {  # noqa: RUF012 - encoders name policies as for PPO, without "Lstm"
         **sb3_contrib.RecurrentPPO.policy_aliases,
         **{name.replace("Lstm", ""): policy for name, policy in sb3_contrib.RecurrentPPO.policy_aliases.items()},
         ASYMMETRIC: AsymmetricRecurrent,
@@ -230,7 +230,7 @@ class RecurrentPPO(ProximalTrainer, sb3_contrib.RecurrentPPO):  # type: ignore[m
         return same_envs
 
     def _permutation(self, n: int) -> torch.Tensor:
-        """Return the row order of an epoch: env by env in time order, rotated by a random offset, as in sb3-contrib."""
+        """Return an epoch's row order, as in sb3-contrib: env by env, rotated by a random offset."""
         start = torch.randint(n, (1,), device=self.device)
         env_major = (torch.arange(n, device=self.device) + start) % n
         return env_major % self.n_steps * self.n_envs + env_major // self.n_steps

@@ -80,7 +80,7 @@ class Dashboard:
             older._newer, self.reports = self, older.reports
         cells.when_run_again(self.close)
         self._closed = False
-        self._shown()
+        self._on_show()
         return self
 
     @property
@@ -110,7 +110,7 @@ class Dashboard:
         children = [self.buttons, css, self._head, self._message, body, *below]
         self.view = w.VBox(children, _dom_classes=("kit-dashboard",))
 
-    def _shown(self) -> None:
+    def _on_show(self) -> None:
         if self.run is not None:
             self.attach(self.run)
 
@@ -142,7 +142,7 @@ class Dashboard:
         self.metrics.attach(None)
         self.notice.show("")
         self._draw_buttons("")
-        self._changed()
+        self._on_change()
 
     @property
     def is_working(self) -> bool:
@@ -162,7 +162,7 @@ class Dashboard:
                 self.say(str(error) or type(error).__name__, bad=True)
                 if self.run is not None:
                     self._draw_buttons(self.run.status()["state"])
-                self._changed()
+                self._on_change()
             finally:
                 self._redraw_now.set()
 
@@ -173,7 +173,7 @@ class Dashboard:
     def keep_open(self) -> None:
         """Called when a button is pressed. For subclasses."""
 
-    def _changed(self) -> None:
+    def _on_change(self) -> None:
         """Called after the run has started, failed to start, or ended. For subclasses."""
 
     def _end(self, run: Run) -> None:
@@ -190,7 +190,7 @@ class Dashboard:
         if self.is_working:
             self.attach(self.run)
 
-    def _redrawn(self, run: Run, now: dict[str, Any]) -> None:
+    def _on_redraw(self, run: Run, now: dict[str, Any]) -> None:
         """Called after the status `now` was drawn. For subclasses."""
 
     # -- watching --------------------------------------------------------------------------------------------------
@@ -201,7 +201,7 @@ class Dashboard:
         family = {"parent": run.parent, "branches": [r.name for r in local_runs(run.path.parent) if is_branch(r, run)]}
         try:
             self._call_on_change(run)
-            self._changed()
+            self._on_change()
             self.metrics.attach(run)
             working = True
             while working and self._watches(run):
@@ -211,7 +211,7 @@ class Dashboard:
                 self._head.value = style.wrap(style.head(run.name, now | family | {"session_left_s": left}))
                 self._draw_buttons(now["state"])
                 self.notice.show(style.percent(style.progress(now)))
-                self._redrawn(run, now)
+                self._on_redraw(run, now)
                 started = time.monotonic()
                 if (started >= draw_next or not working) and (rows.read() or not draw_next):
                     self._curves.value = charts(rows.rows, now["total_steps"])
@@ -226,7 +226,7 @@ class Dashboard:
                 recorder.close()
                 self.say("")
                 self.notice.show(now["state"], f"{run.name}: {now['message'] or now['state']}")
-                self._changed()
+                self._on_change()
                 self._call_on_change(run)
                 if now["state"] == "finished" and videos.missing_video(run):
                     self.say("Recording a video of the policy…")

@@ -88,10 +88,10 @@ class Estimator:
                 if request is not self._request:
                     return
                 if measured is None and not at_work:
-                    self._process = process = speed.probe_apart(resolved)
+                    self._process = process = speed.start_probe(resolved)
                     if request is not self._request:  # cancelled before the process was stored
                         process.kill()
-                    measured = speed.answer(process, resolved)
+                    measured = speed.wait_for_probe(process, resolved)
                     if at_work := others():  # one has started meanwhile: the measured speed is too low
                         speed.forget(resolved)
                         measured = None

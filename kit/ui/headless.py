@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from typing import Any
 
+from kit.machine import host
 from kit.measure.speed import duration
 from kit.runs.run import Run
 from kit.ui import style
@@ -31,9 +31,7 @@ def nobody_there() -> bool:
 
 def shell_of_notebook() -> Any:
     """Return IPython's shell if this process is a notebook's kernel, else None."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython else None
-    return shell if hasattr(shell, "kernel") else None
+    return host.shell() if host.kernel() is not None else None
 
 
 def follow(run: Run) -> None:

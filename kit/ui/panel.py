@@ -233,7 +233,7 @@ class TrainPanel(Panel):
         self.estimator.cancel()
         super().close()
 
-    def _shown(self) -> None:
+    def _on_show(self) -> None:
         for run in working_runs(self.config.runs_dir):
             named = run.name == self.config.run_name and run.config.env == self.config.env
             if named or (self.config.run_name is None and self._is_own(run)):
@@ -348,7 +348,7 @@ class TrainPanel(Panel):
         self.label.value = style.wrap(style.note(message, bad=not valid))
         self.train_button.disabled = not valid or self.is_working or self._starting
 
-    def _changed(self) -> None:
+    def _on_change(self) -> None:
         """Fold the form when a run starts; unfold it and estimate again when the run has ended.
 
         After Stop or a failure, the form stays folded and the next edit starts the estimate: Resume needs none.

@@ -18,7 +18,7 @@ from kit.ui.rows import Line, RowReader, title
 
 
 class RunPicker:
-    """A dropdown of the latest runs (`kit.ui.resume.SHOWN` of them); `picker.run` is the chosen run.
+    """A dropdown of the latest runs (`kit.ui.resume.MAX_RUNS` of them); `picker.run` is the chosen run.
 
     >>> picker = kit.ui.RunPicker().show()
     >>> picker.run

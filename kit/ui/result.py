@@ -48,7 +48,7 @@ def report(source: Panel | Run) -> None:
                 return
             if not run.is_working():
                 shown = result(run, panel.video_error)
-            handle.update(until(run, shown) if shown and run.is_working() else shown or page(run))
+            handle.update(with_note(run, shown) if shown and run.is_working() else shown or page(run))
             steps.choose(run)
 
         source.reports.append(update)
@@ -79,7 +79,7 @@ def report(source: Panel | Run) -> None:
 
             def again(now: Run) -> None:
                 if now.path == run.path:
-                    handle.update(until(now, before) if now.is_working() else result(now))
+                    handle.update(with_note(now, before) if now.is_working() else result(now))
                     steps.choose(now)
 
             steps.dashboard.reports.append(again)
@@ -91,7 +91,7 @@ def page(run: Run | None) -> style.Page:
     return style.Page(WAITING, style.note(WAITING)) if run is None or run.is_working() else result(run)
 
 
-def until(run: Run, before: style.Page) -> style.Page:
+def with_note(run: Run, before: style.Page) -> style.Page:
     """Return the report `before` of an earlier run, with a note that `run` trains."""
     text = f"{run.name} trains; when it has ended, its report takes the place of this one."
     return style.Page(f"{text} {before.text}", style.note(text) + before.body, before.image)
@@ -101,8 +101,8 @@ def result(run: Run, warning: str = "") -> style.Page:
     """Return the report of a run that has ended: a sentence, the learning curve and a video."""
     text = sentence(run)
     curve: bytes = learning_curve(run)._repr_png_()
-    comes = not warning and run.status()["state"] == "finished" and missing_video(run) is not None
-    video = [] if comes else run.videos[-1:]
+    video_follows = not warning and run.status()["state"] == "finished" and missing_video(run) is not None
+    video = [] if video_follows else run.videos[-1:]
     parts = [style.heading(text)]
     if test := tested(run):
         text = f"{text} {test}"
@@ -116,7 +116,7 @@ def result(run: Run, warning: str = "") -> style.Page:
     parts.append(style.figure(curve, "learning curve"))
     if video:
         parts.append(style.flex([tag(video[0], caption(video[0]), 360)]))
-    if comes:
+    if video_follows:
         parts.append(style.note("Its video follows in a moment…"))
     if warning:
         parts.append(style.note(warning, bad=True))

@@ -18,7 +18,7 @@ from kit.ui import style
 from kit.ui.panel import Panel
 from kit.ui.rows import Line, RowReader, row, title
 
-SHOWN = 12
+MAX_RUNS = 12
 """Number of runs in the list, the latest first."""
 
 
@@ -67,8 +67,8 @@ class ResumePanel(Panel):
         self.view.children = (store_entry(w, self.store, self._list_store), self.table, *self.view.children)
         self.view.add_class("kit-resume-panel")
 
-    def _shown(self) -> None:
-        self._changed()
+    def _on_show(self) -> None:
+        self._on_change()
         if self.choice is not None:
             self._start_resume(self.choice)
         elif self.store is not None:
@@ -77,14 +77,14 @@ class ResumePanel(Panel):
     def _list_store(self, store: str) -> None:
         """Add the runs of `store` to the list. Runs resumed from now on are copied to this store."""
         if not store:
-            self._changed()
+            self._on_change()
             return
 
         def list_store() -> None:
             self._stored = list_lines(store)
             self.store = self.changes["store"] = store
             self.say("")
-            self._changed()
+            self._on_change()
 
         self.do(list_store, f"Listing the runs in {store}…")
 
@@ -93,17 +93,17 @@ class ResumePanel(Panel):
         super()._beat()
         local = list_lines(self.runs_dir, self._reader)
         if [(line.name, line.now["state"]) for line in local] != self._listed:
-            self._changed()
+            self._on_change()
             return
         for line in local:
             text, _ = self._lines[line.name]
             text.value = style.wrap(row(line))
             self._lines[line.name] = text, line
 
-    def _changed(self) -> None:
+    def _on_change(self) -> None:
         """Redraw the list of runs; stop showing a run whose folder was deleted."""
         if self.run is not None and not self.run.path.exists():
-            self.leave()  # calls `_changed` again, without a run
+            self.leave()  # calls `_on_change` again, without a run
             return
         local = list_lines(self.runs_dir, self._reader)
         self._listed = [(line.name, line.now["state"]) for line in local]
@@ -131,7 +131,7 @@ class ResumePanel(Panel):
         self._lines[line.name] = text, line
         return w.HBox([button, text], layout=w.Layout(align_items="center", max_width="920px"))
 
-    def _redrawn(self, run: Run, now: dict[str, Any]) -> None:
+    def _on_redraw(self, run: Run, now: dict[str, Any]) -> None:
         if run.name in self._lines:
             text, line = self._lines[run.name]
             text.value = style.wrap(row(replace(line, now=now, run=run)))
@@ -152,11 +152,13 @@ def list_lines(where: str | Path | None, reader: RowReader | None = None) -> lis
 
     With the same `reader` again, only what has changed in a folder is read.
     """
-    runs, reader = list_runs(where) if where is not None else RunList(), reader or RowReader()
+    if where is None:
+        return []
+    runs, reader = list_runs(where), reader or RowReader()
     if isinstance(runs, RunList):
-        return [reader.line(JobRow(run.name, run.path)) for run in runs[:SHOWN]]
+        return [reader.line(JobRow(run.name, run.path)) for run in runs[:MAX_RUNS]]
     prefix = str(where).rstrip("/")
-    return [Line(now["name"], {**EMPTY, **now}, choice=f"{prefix}/{now['name']}") for now in runs[:SHOWN]]
+    return [Line(now["name"], {**EMPTY, **now}, choice=f"{prefix}/{now['name']}") for now in runs[:MAX_RUNS]]
 
 
 def store_entry(w: Any, store: str | None, on_choice: Callable[[str], None]) -> Any:

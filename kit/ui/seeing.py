@@ -28,8 +28,7 @@ def what_it_sees(run: Run, step: int | str | None = None, n_envs: int = 2, after
     the policy (default: the best; 0: the initial policy). Returns the images, uint8 (H, W, 3), in the order shown.
     Raises `UserError` for a recurrent policy.
     """
-    need("mediapy", "notebook,video")
-    import mediapy
+    mediapy: Any = need("mediapy", "notebook,video")
 
     from kit.encoders.saliency import saliency
     from kit.envs.obs import newest_image

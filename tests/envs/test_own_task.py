@@ -122,7 +122,7 @@ def test_a_changed_module_is_read_from_its_own_file_and_objects_of_the_old_one_s
     new: Any = envs.find("slope:Slope")
     assert (new().pays, old().pays) == (22, 1)
     (tmp_path / "mine/slope.py").write_text("nonsense + 1")
-    with pytest.raises(UserError, match=r"env='slope:Slope' cannot be loaded \(NameError: .*\); mend .*mine/slope.py"):
+    with pytest.raises(UserError, match=r"env='slope:Slope' cannot be loaded \(NameError: .*; correct .*slope.py"):
         trust.refresh(config)
     assert envs.find("slope:Slope") is new
     (tmp_path / "mine/slope.py").write_text("")

@@ -50,7 +50,6 @@ def test_an_unknown_total_and_no_progress() -> None:
 
 
 def test_a_pipe_gets_lines_and_a_terminal_a_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
-    monkeypatch.delitem(sys.modules, "ipykernel", raising=False)
     with progress_bar(200, desc="training", unit="step", leave=False) as bar:
         assert isinstance(bar, ProgressLines)
         bar.set_description_str("training, success 50%", refresh=False)

@@ -48,13 +48,13 @@ def test_a_probe_measures_and_is_cached() -> None:
 
 def test_a_probe_in_its_own_process_and_one_that_fails(registered: str) -> None:
     config = resolve(RunConfig(env=registered, n_envs=2, overrides=SMALL))
-    known = speed.answer(speed.probe_apart(config, seconds=0.5), config)
+    known = speed.wait_for_probe(speed.start_probe(config, seconds=0.5), config)
     assert (known.env, known.physics_steps_per_s) == (registered, None)
     assert known.steps_per_s > 0 and speed.cached(config) == known
-    process = speed.probe_apart(config)
+    process = speed.start_probe(config)
     process.kill()
     with pytest.raises(speed.NotMeasured):
-        speed.answer(process, config)
+        speed.wait_for_probe(process, config)
 
 
 def test_the_bar_of_a_probe_that_ends_early_is_full(monkeypatch: pytest.MonkeyPatch) -> None:

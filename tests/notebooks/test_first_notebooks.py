@@ -12,11 +12,19 @@ from executed import CELL_LIMIT_S, TINY, TINY_PPO, execute
 from kit.runs.run import Run
 from tests.runs.crash import Forked, create
 
+ARMS = """
+from kit.tasks.reach.task import Reach
+
+class Short(Reach):
+    episode_steps = 20  # so that evaluations are short
+"""
+
 
 @pytest.fixture(scope="module")
 def trained(workplace: Path) -> tuple[Run, str]:
     """The run that notebook 01_train trains, and the outputs of the notebook."""
-    shown = execute("01_train", workplace, **TINY, run_name="tiny", overrides=TINY_PPO)
+    (workplace / "arms.py").write_text(ARMS)
+    shown = execute("01_train", workplace, **TINY | {"env": "arms:Short"}, run_name="tiny", overrides=TINY_PPO)
     return Run(workplace / "runs" / "tiny"), shown
 
 
@@ -34,7 +42,7 @@ def test_train_ends_with_success_rate_curve_and_video(trained: tuple[Run, str]) 
     assert run.config.overrides["n_steps"] == 64
     assert re.search(r"The hand is 0\.\d\d m from the ball", shown), "an action by hand comes first"
     assert "ratio = (new.log_prob - batch.log_probs).exp()" in shown, "PPO's loss"
-    assert re.search(r"Reach with PPO: \d+ % success after 512 steps", shown)
+    assert re.search(r"arms:Short with PPO: \d+ % success after 512 steps", shown)
     assert "data:image/png;base64" in shown
     assert "data:video/mp4;base64" in shown
     assert run.checkpoints() and run.videos

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,18 @@ from kit.errors import UserError
 from kit.runs.finding import local_runs
 from kit.runs.run import Run
 
+ROOT = Path(__file__).parents[2]
 PUPPY = """
 from kit.tasks.joystick.robots import Go1Joystick
 
 class Puppy(Go1Joystick):
     episode_steps = 20  # so that films are short
+"""
+GAMES = """
+from kit.tasks.mission.task import Mission
+
+class Short(Mission):
+    episode_steps = 120  # so that evaluations are short
 """
 SMALL_WALK = {"n_steps": 64, "batch_size": 64, "policy_kwargs": {"net_arch": [16, 16]}}
 
@@ -33,6 +41,9 @@ def test_go1_trains_and_is_tried_on_other_grounds(workplace: Path) -> None:
     little = {"total_steps": 256, "without_steps": 256, "n_envs": 4, "eval_every": 256}
     little |= {"episodes": 2, "film_episodes": 1, "ground_episodes": 1}
     little |= {"env": "puppies:Puppy", "runs_dir": "walks", "run_name": "walk"}
+    example = shutil.copytree(ROOT / "kit" / "examples" / "go1", workplace / "walks" / "go1")
+    config = example / "config.yaml"  # the notebook keeps a copy that is there
+    config.write_text(re.sub("env: .*", "env: puppies:Puppy", config.read_text()))
     shown = execute("04_walk", workplace, overrides=SMALL_WALK, **little)
     assert "No GPU here" not in shown
     run = Run(workplace / "walks" / "walk")
@@ -72,7 +83,8 @@ def test_team_trains_in_stages_and_against_trained_defenders(
     monkeypatch.setenv("KIT_EVAL_EPISODES", "1")
     small = {"n_envs": 32, "total_steps": 512, "rival_steps": 512, "eval_every": 512}
     small |= {"checkpoint_every": 512, "runs_dir": "games", "episodes": 2, "overrides": {"n_steps": 16}}
-    shown = execute("07_mission", workplace, **small, env_options={"endurance_s": 10.0})
+    (workplace / "games.py").write_text(GAMES)
+    shown = execute("07_mission", workplace, env="games:Short", **small, env_options={"endurance_s": 10.0})
     games = {run.name: run for run in local_runs(workplace / "games")}
     assert len(games) == 4 and all(run.status()["state"] == "finished" for run in games.values())
     assert sorted(run.parent is not None for run in games.values()) == [False, False, True, True]

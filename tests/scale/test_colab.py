@@ -55,6 +55,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     put(commands / "kit", f'#!/bin/sh\nexec {sys.executable} -m kit "$@"\n')
     monkeypatch.setenv("PATH", f"{commands}:{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONPATH", str(Path(cloud.__file__).parents[2]))
+    monkeypatch.setenv("KIT_FILM_S", "0.1")
     monkeypatch.chdir(tmp_path)
     write("hf://me/runs")
     return machine
@@ -94,7 +95,7 @@ def test_the_session_ends_after_its_time_and_after_an_error(machine: Path, env: 
     """35 seconds of training, and a task that does not exist on the machine."""
     (machine / "store").mkdir()
     write("hf://me/runs", env="Reach", total_steps=10**7)
-    task = cloud.task("reach.yaml", spot=False, hours=35 / 3600)
+    task = cloud.task("reach.yaml", spot=False, own_python=False, hours=35 / 3600)
     run = task["run"].replace("hf://me/runs", f"file://{machine}/store").replace("Reach", env)
     assert colab.launch({**task, "run": run, "secrets": {}}, None, 1.0) == code
     assert [words[0] for words in calls(machine)] == ["new", "exec", "stop"]
@@ -121,7 +122,7 @@ def test_ctrl_c_while_a_machine_is_rented_ends_its_session(machine: Path, monkey
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background process ignores SIGINT
     try:
         with pytest.raises(KeyboardInterrupt):
-            colab.launch(cloud.task("reach.yaml", spot=False), None, None)
+            colab.launch(cloud.task("reach.yaml", spot=False, own_python=False), None, None)
     finally:
         signal.signal(signal.SIGINT, handler)
     assert [words[0] for words in calls(machine)] == ["new", "stop"]
@@ -132,7 +133,7 @@ def test_a_session_that_cannot_be_ended_is_named(
 ) -> None:
     put(machine.parent / "bin/colab", COLAB.format(python=sys.executable, machine=str(machine), refuses="stop"))
     monkeypatch.setenv("HF_TOKEN", "hf_x")
-    task = {**cloud.task("reach.yaml", spot=False), "setup": "", "run": "exit 3\n"}
+    task = {**cloud.task("reach.yaml", spot=False, own_python=False), "setup": "", "run": "exit 3\n"}
     assert colab.launch(task, None, None) == 3
     assert f"colab stop -s kit-{task['name']}" in capsys.readouterr().out
 
@@ -169,7 +170,7 @@ def test_without_googles_command_line(
 @pytest.mark.skipif("KIT_COLAB" not in os.environ, reason="google-colab-cli is not installed")
 @pytest.mark.parametrize("gpu", [None, *colab.GPUS])
 def test_googles_command_line_accepts_the_commands(machine: Path, gpu: str | None) -> None:
-    commands = colab.commands(cloud.task("reach.yaml", spot=False), machine, gpu, 2.0)
+    commands = colab.commands(cloud.task("reach.yaml", spot=False, own_python=False), machine, gpu, 2.0)
     check = [os.environ["KIT_COLAB"], str(Path(__file__).with_name("colab_check.py")), json.dumps(commands)]
     done = subprocess.run(check, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -212,6 +212,8 @@ def test_nothing_waits_for_the_gpu_inside_a_rollout_or_an_update(tmp_path, env, 
 
 @pytest.mark.parametrize("algo", ["PPO", "A2C", "SAC"])
 def test_a_short_run_trains_resumes_and_evaluates(tmp_path, algo):
+    if card.is_installed() and algo == "A2C":
+        pytest.skip("on the pretended GPU it shows what PPO shows")
     few = {"train_freq": 8, "gradient_steps": 4} if algo == "SAC" else {}
     sizes = {"n_envs": 16, "total_steps": 768, "eval_every": 768}
     run = create(tmp_path, "run", algo, SMALL[algo] | few, env=SLIDE, device=DEVICE, **sizes)

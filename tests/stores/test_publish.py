@@ -35,7 +35,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 @pytest.fixture(autouse=True)
 def short_films(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KIT_FILM_S", "0.5")
+    monkeypatch.setenv("KIT_FILM_S", "0.1")
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ import shutil
 import signal
 import time
 
+import psutil
 import pytest
 
 import kit
@@ -40,6 +41,9 @@ def test_a_run_resumed_from_the_store_equals_an_uninterrupted_run(tmp_path, stor
         return found is not None and found.expires <= time.time()
 
     waiter(is_released, 30, "the copier lets go of the run")
+    copier = run.status()["store"]["pid"]
+    ended = "the copier ends; else its last file would come after the deletion"
+    waiter(lambda: not psutil.pid_exists(copier), 30, ended)
     (listed,) = list_runs(store_url).to_dicts()
     assert (listed["name"], listed["task"]) == ("run", f"{SLIDE}, {algo}")
     shutil.rmtree(run.path)

@@ -45,7 +45,7 @@ def place(env: Any, original: Any) -> None:
 
     qpos, qvel = rows(data.qpos, "qposadr", 7), rows(data.qvel, "dofadr", 6)
     goal = sim.mocap_pos.clone()
-    goal[0, task._goal_at] = torch.as_tensor(original.goal)
+    goal[0, task._goal_mocap] = torch.as_tensor(original.goal)
     sim.reset(torch.ones(1, dtype=torch.bool), qpos=qpos, qvel=qvel, mocap_pos=goal)
     task.measure()
 

@@ -72,16 +72,15 @@ def run(
         return model.state(), rows + logged
 
 
-@pytest.mark.parametrize(("normalize", "learning_rate"), [(False, "lin_0.001"), (True, 1e-3)])
 @pytest.mark.parametrize("algo", TOTAL)
-def test_cut_runs_equal_uncut_runs(algo: str, normalize: bool, learning_rate: Any) -> None:
-    settings = {"normalize": normalize, "learning_rate": learning_rate}
+def test_cut_runs_equal_uncut_runs(algo: str) -> None:
+    """With normalised observations and a schedule; the tests below have neither."""
+    settings = {"normalize": True, "learning_rate": "lin_0.001"}
     state, rows = run(algo, set(), **settings)
     assert len(rows) >= 4
-    for cuts in ({1}, {2, 3, 7}):
-        cut_state, cut_rows = run(algo, cuts, **settings)
-        assert equal(cut_state, state)
-        assert equal(cut_rows, rows)
+    cut_state, cut_rows = run(algo, {1, 2, 7}, **settings)
+    assert equal(cut_state, state)
+    assert equal(cut_rows, rows)
 
 
 @pytest.mark.parametrize(
@@ -128,8 +127,9 @@ def test_cut_runs_with_other_sac_settings(overrides: dict[str, Any]) -> None:
     assert equal(run("SAC", {3, 17}, **overrides), run("SAC", set(), **overrides))
 
 
-@pytest.mark.parametrize("overrides", [{}, {"buffer_size": 60}], ids=["large", "full"])
-@pytest.mark.parametrize("algo", ["SAC", "TD3", "CrossQ"])
+@pytest.mark.parametrize(("algo", "overrides"), [
+    ("SAC", {}), ("SAC", {"buffer_size": 60}), ("TD3", {"buffer_size": 60}), ("CrossQ", {"buffer_size": 60}),
+])  # fmt: skip
 def test_cut_runs_with_hindsight(algo: str, overrides: dict[str, Any]) -> None:
     whole = run(algo, set(), GoalEnv, **overrides)
     assert equal(run(algo, {3, 17}, GoalEnv, **overrides), whole)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from importlib import import_module
 
 import numpy as np
@@ -13,6 +14,13 @@ from kit.ui import style
 from kit.ui.episode import Episode
 from kit.ui.plots import term_colours
 from tests.runs.crash import create
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_images() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(import_module("kit.ui.episode"), "SIZE", 64)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -43,8 +43,8 @@ def test_the_warning_about_the_store_is_there_before_the_estimate_and_without_on
         answered.wait(60)
         raise speed.NotMeasured("no speed")
 
-    monkeypatch.setattr(speed, "probe_apart", lambda config: SimpleNamespace(kill=lambda: None))
-    monkeypatch.setattr(speed, "answer", answer)
+    monkeypatch.setattr(speed, "start_probe", lambda config: SimpleNamespace(kill=lambda: None))
+    monkeypatch.setattr(speed, "wait_for_probe", answer)
     panel.form.entries["seed"].value = "1"
     wait_for(measuring.is_set)
     warning = "Without a store, the run may be lost with this machine (Kaggle: only saved versions keep"
@@ -71,8 +71,8 @@ def test_the_speed_is_not_measured_beside_a_run_that_trains(
     wait_for(lambda: "About 2 min" in panel.label.value)
     probes, known = list[int](), speed.cached(panel.config)
     monkeypatch.setattr(speed, "cached", lambda config: None)
-    monkeypatch.setattr(speed, "probe_apart", lambda config: probes.append(1))
-    monkeypatch.setattr(speed, "answer", lambda process, config: known)
+    monkeypatch.setattr(speed, "start_probe", lambda config: probes.append(1))
+    monkeypatch.setattr(speed, "wait_for_probe", lambda process, config: known)
     with at_work(make_run(tmp_path, "other", config={"env": "Ant-v5"})):
         panel._beat()
         wait_for(lambda: "The speed is measured when other has ended" in panel.label.value)
@@ -89,8 +89,8 @@ class Probe:
         self.started, self.done, self.is_killed = 0, threading.Event(), False
         monkeypatch.setattr(speed, "_cache", {})
         monkeypatch.setattr(speed, "cached", lambda config: speed._cache.get(speed._key(config)))
-        monkeypatch.setattr(speed, "probe_apart", lambda config: self._start())
-        monkeypatch.setattr(speed, "answer", lambda process, config: self._answer(config))
+        monkeypatch.setattr(speed, "start_probe", lambda config: self._start())
+        monkeypatch.setattr(speed, "wait_for_probe", lambda process, config: self._answer(config))
 
     def _start(self) -> Any:
         self.started, self.is_killed = self.started + 1, False
@@ -168,8 +168,8 @@ def test_two_panels_measure_one_after_the_other(
         return known
 
     monkeypatch.setattr(speed, "cached", lambda config: measured.get("speed"))
-    monkeypatch.setattr(speed, "probe_apart", lambda config: SimpleNamespace(kill=lambda: None))
-    monkeypatch.setattr(speed, "answer", answer)
+    monkeypatch.setattr(speed, "start_probe", lambda config: SimpleNamespace(kill=lambda: None))
+    monkeypatch.setattr(speed, "wait_for_probe", answer)
     second = TrainPanel(panel.config).show()
     panel.form.entries["seed"].value = "1"
     for shown in (panel, second):

@@ -315,6 +315,7 @@ def test_each_button_does_what_it_says(trained: Run, tmp_path: Path, monkeypatch
     assert trained.status()["step"] == 128 and "finished" in text_of(watched, "kit-head")
 
 
+@pytest.mark.usefixtures("known_speed")
 def test_a_branch_has_the_settings_of_the_form_above_the_report(
     trained: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,6 +50,7 @@ def test_a_policy_plays_while_a_browser_is_connected(tmp_path: Path, page: Any) 
     shown = kit.ui.view(create(tmp_path, "arm"), 0, port=8890)
     try:
         assert shown._caption.content == "", "no browser is connected yet"
+        page.set_viewport_size({"width": 720, "height": 300})  # Chromium draws the scene on the CPU
         page.goto(shown.url)
         wait_for(lambda: shows(page)[1] > 0)
         scene = page.locator("canvas").first.bounding_box()

@@ -28,14 +28,16 @@ CLEAR_M = 0.1
 TRIES = 64
 """Number of positions drawn for the object. The first that is far enough from the hand is used.
 
-Slide rejects 79 % of the draws. If it rejects all (one of five million episodes), it takes the first draw."""
+Slide rejects 79 % of the draws. If it rejects all (one in five million episodes), it takes the first draw."""
 LIFTED = 0.5
 """PickAndPlace: share of goals above the table."""
 LIFT_M = 0.45
 """PickAndPlace: largest height of a goal above the table."""
-BEHIND_M, OVER_M, ASIDE_M, LOW_M, GRASP_M, HALF_M = 0.07, 0.08, 0.02, 0.03, 0.01, 0.025
-"""Scripted policies: distance behind the object where a push starts, height of free moves above the object, tolerances
-(horizontal, height of a push, height of a grasp), and half the block's width."""
+PUSH_START_M, HOVER_M, HALF_BLOCK_M = 0.07, 0.08, 0.025
+"""Scripted policies: distance behind the object where a push starts, height of free moves above the object, and half
+the block's width."""
+XY_TOLERANCE_M, PUSH_Z_TOLERANCE_M, GRASP_Z_TOLERANCE_M = 0.02, 0.03, 0.01
+"""Scripted policies: largest distance from the planned place, horizontally, and in height for a push and a grasp."""
 PUSH_GAIN = 0.5
 """Scripted push: displacement of the hand per distance between object and goal."""
 REWARDS, CONTROLS = ("sparse", "dense"), ("hand", "joints")
@@ -141,14 +143,14 @@ class Push(MujocoTask):
         self._finger_qpos, self._finger_qvel = self._fingers(sim.qpos, "qposadr"), self._fingers(sim.qvel, "dofadr")
         self._arm_qvel = sim.qvel[:, : len(ARM)]
         self._joint_ids = torch.tensor([j.id for j in arm], device=sim.device)
-        self._object_at, self._goal_at = qpos, goal
+        self._object_qpos, self._goal_mocap = qpos, goal  # indices
         self._start_qpos, self._start_qvel = tensor(self.start.qpos), tensor(self.start.qvel)
         self._up = tensor([0.0, 0.0, 1.0])
         self._start_hand_w, self._hand_quat = tensor(self.start.hand_w), tensor(HAND_QUAT)
 
     def _fingers(self, values: torch.Tensor, address: str) -> torch.Tensor:
         """Return the fingers' columns of `values` as a view (n, 2); zeros if they cannot move."""
-        if self.model.nv == len(ARM) + 6:
+        if self.model.nv == len(ARM) + 6:  # the arm and the object's free joint only
             return values.new_zeros(len(values), len(FINGERS))
         first = int(getattr(self.model.joint(FINGERS[0]), address)[0])
         return values[:, first : first + len(FINGERS)]
@@ -157,7 +159,7 @@ class Push(MujocoTask):
         sim = self.sim
         u = torch.rand(sim.n, 4, generator=generator, dtype=sim.dtype, device=sim.device)
         qpos = self._start_qpos.repeat(sim.n, 1)
-        qpos[:, self._object_at : self._object_at + 2] = self._start_hand_w[:2] + self._offset(generator)
+        qpos[:, self._object_qpos : self._object_qpos + 2] = self._start_hand_w[:2] + self._offset(generator)
         goal_w = self._start_hand_w.repeat(sim.n, 1)
         goal_w[:, :2] += self.goal_range_m * (2 * u[:, :2] - 1)
         goal_w[:, 0] += self.goal_offset_m
@@ -165,7 +167,7 @@ class Push(MujocoTask):
         if self.lifts:
             goal_w[:, 2] += torch.where(u[:, 2] < LIFTED, LIFT_M * u[:, 3], 0.0)
         mocap_pos = sim.mocap_pos.clone()
-        mocap_pos[:, self._goal_at] = goal_w
+        mocap_pos[:, self._goal_mocap] = goal_w
         qvel = self._start_qvel.expand(sim.n, -1).contiguous()
         sim.reset(mask, qpos=qpos, qvel=qvel, mocap_pos=mocap_pos)
 
@@ -185,7 +187,7 @@ class Push(MujocoTask):
             self.sim.ctrl[:, len(ARM) :] = FINGER_OPEN_M * (action[:, len(ARM) :] + 1) / 2
             return
         self._pull_w.copy_(self._body_w + STEP_M * action[:, :3])
-        self._pull_quat.copy_(self._body_quat + self._hand_quat)
+        self._pull_quat.copy_(self._body_quat + self._hand_quat)  # as in the original; MuJoCo normalises the sum
         if self.model.nu:
             self.sim.ctrl.copy_(self._finger_qpos + action[:, 3:])
 
@@ -228,10 +230,11 @@ class Push(MujocoTask):
         hand = self._flat(self.hand_w - self.object_w)
         along = (hand * ahead).sum(1, keepdim=True)
         aside = hand - along * ahead
-        is_behind = (aside.norm(dim=1, keepdim=True) < ASIDE_M) & (along < 0) & (self._height < LOW_M)
-        start = self.object_w - BEHIND_M * ahead
-        near = self._flat(start - self.hand_w).norm(dim=1, keepdim=True) < ASIDE_M
-        start = start + torch.where(near, 0.0, OVER_M) * self._up
+        on_line = aside.norm(dim=1, keepdim=True) < XY_TOLERANCE_M
+        is_behind = on_line & (along < 0) & (self._height < PUSH_Z_TOLERANCE_M)
+        start = self.object_w - PUSH_START_M * ahead
+        near = self._flat(start - self.hand_w).norm(dim=1, keepdim=True) < XY_TOLERANCE_M
+        start = start + torch.where(near, 0.0, HOVER_M) * self._up
         done = left < SUCCESS_M / 2
         target_w = torch.where(is_behind, self.hand_w + PUSH_GAIN * left * ahead - 2 * aside, start)
         return self.toward(torch.where(done, self.hand_w, target_w))
@@ -246,7 +249,7 @@ class Push(MujocoTask):
         return vector * (1 - self._up)
 
     def toward(self, target_w: torch.Tensor, fingers: torch.Tensor | float = -1.0) -> torch.Tensor:
-        """Return actions (n, 4 or 8) that move the hand to `target_w` (n, 3); `fingers` (n, 1): 1 open, -1 close."""
+        """Return actions (n, 4 or 8) that move the hand to `target_w` (n, 3). `fingers` (n, 1): 1 open, -1 close."""
         if self.joints:
             move = joint_speeds_towards(self.sim, self._joint_ids, self.hand_w, target_w)
         else:
@@ -271,9 +274,9 @@ class PickAndPlace(Push):
         """Scripted policy: lower the open hand onto the object, close it, carry the object to the goal."""
         off = self.object_w - self.hand_w
         aside, above = self._flat(off).norm(dim=1, keepdim=True), -off[:, 2:]
-        over = self.object_w + torch.where(aside < ASIDE_M, 0.0, OVER_M) * self._up
-        inside = (aside < ASIDE_M) & (above.abs() < GRASP_M)
-        closed = self._finger_qpos.sum(1, keepdim=True) < 2 * HALF_M + GRASP_M / 2
+        over = self.object_w + torch.where(aside < XY_TOLERANCE_M, 0.0, HOVER_M) * self._up
+        inside = (aside < XY_TOLERANCE_M) & (above.abs() < GRASP_Z_TOLERANCE_M)
+        closed = self._finger_qpos.sum(1, keepdim=True) < 2 * HALF_BLOCK_M + GRASP_Z_TOLERANCE_M / 2
         return self.toward(
             torch.where(inside & closed, self.hand_w + self.goal_w - self.object_w, over),
             torch.where(inside, -1.0, 1.0),

@@ -71,7 +71,7 @@ class StackedSAC:
         self._critic_ids = torch.arange(self._critics.k, device=device).unsqueeze(1)
         self._on_cpu = device.type == "cpu"
         self._recorded = self.record() if device.type == "cuda" else None
-        # γ and the target entropy, which are constants in the recording
+        # γ and the target entropy, which are constants in the recorded CUDA graph
         self._constants = model.gamma, model.target_entropy
 
     def _vector(self, obs: Obs) -> torch.Tensor:
@@ -81,11 +81,13 @@ class StackedSAC:
         return torch.cat([cast(torch.Tensor, obs[name]).flatten(1) for name in self._entries], dim=1)
 
     def record(self) -> Recorded:
+        """Record the update as a CUDA graph."""
         optimizers = [self.actor_optimizer, self.critic_optimizer, self.temperature]
         changes = [tensor for optimizer in optimizers if optimizer is not None for tensor in optimizer.changes]
         return Recorded(self._step, self._target_vector.data.device, changes)
 
     def attach(self) -> None:
+        """Make SB3's parameters views of the flat vectors again."""
         for vector in (self.actor_optimizer, self.critic_optimizer, self._target_vector, self.temperature):
             if vector is not None:
                 vector.attach()
