@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,13 @@ from kit.errors import UserError
 
 WAIT_S = 600.0
 """Maximum seconds that a command waits for its effect. An evaluation or a slow disk may delay it."""
-CONTROLS: dict[str, tuple[str, Callable[[dict[str, Any]], bool]]] = {
-    "pause": ("pause a run; it stays in memory", lambda status: status["state"] == "paused"),
-    "unpause": ("continue a paused run", lambda status: status["state"] == "running"),
-    "stop": ("write a checkpoint and stop a run; `kit resume` continues it", lambda status: False),
-    "checkpoint": ("write a checkpoint of a run at the end of this iteration", lambda status: True),
+CONTROLS: dict[str, tuple[str, str]] = {
+    "pause": ("pause a run; it stays in memory", "paused"),
+    "unpause": ("continue a paused run", "running"),
+    "stop": ("write a checkpoint and stop a run; `kit resume` continues it", ""),
+    "checkpoint": ("write a checkpoint of a run at the end of this iteration", ""),
 }
-"""Command for a running training -> (help text, function of a status: whether the command has taken effect)."""
+"""Command for a run that trains -> (help text, state of the run once the command has taken effect, "" if another)."""
 
 
 def add_commands(add: Add) -> None:
@@ -40,7 +39,8 @@ def add_commands(add: Add) -> None:
     rename.add_argument("name", metavar="NAME", help="the new name of its folder")
     rm = add("rm", "remove a run from this machine; copies in stores stay", _rm)
     rm.add_argument("run", metavar="RUN", help=RUN)
-    rm.add_argument("--yes", action="store_true", help="do not ask, even if this is the only copy of an unfinished run")
+    only_copy = "do not ask; required if this is the only copy of an unfinished run"
+    rm.add_argument("--yes", action="store_true", help=only_copy)
 
 
 def _runs(options: argparse.Namespace) -> int:
@@ -73,23 +73,23 @@ def _control(options: argparse.Namespace) -> int:
     run = kit.Run(options.run)
     if not run.is_working():
         raise UserError(f"{run.path} is not running ({run.status()['state']}); `kit resume` continues it.")
-    before, (_, done) = run.status(), CONTROLS[options.control]
+    before, target = run.status(), CONTROLS[options.control][1]
     if options.control == "checkpoint" and before["state"] == "paused":
-        raise UserError(f"{run.path} is paused, which writes no checkpoints; `kit unpause` continues it.")
+        raise UserError(f"{run.path} is paused, and a paused run writes no checkpoints; `kit unpause` continues it.")
     try:
         getattr(run, options.control)()
     except PermissionError:
         raise UserError(f"{run.path} belongs to another user, who can {options.control} it; ask them.") from None
 
     def finished(status: dict[str, Any]) -> bool:
-        written = options.control != "checkpoint" or status["checkpoint"] != before["checkpoint"]
-        return (done(status) and written) or not run.is_working(status)
+        saved = options.control == "checkpoint" and status["checkpoint"] != before["checkpoint"]
+        return saved or status["state"] == target or not run.is_working(status)
 
     try:
         after = run.wait(WAIT_S, until=finished)
     except TimeoutError as error:
         phase = run.status()["phase"]
-        raise UserError(f"{error} ({phase}); the command stays valid, and `kit runs` shows the run's state.") from None
+        raise UserError(f"{error} ({phase}); it will still be carried out: see `kit runs`.") from None
     saved = f", step {after['checkpoint']['step']:,} is saved" if after["checkpoint"] else ""
     print(f"{run.path}: {after['state']} at step {after['step']:,}{saved}")
     return 0

@@ -157,7 +157,7 @@ def _asymmetric(
     extractor = _extractor(encoder, actor_space, options, own=True)
     if extractor is None and _images(critic_space):
         raise UserError(
-            f"obs_groups let the critic see images ({', '.join(critic)}) and the policy none; give the critic numbers."
+            f"obs_groups let the critic see images ({', '.join(critic)}) and the policy none; give it vectors only."
         )
     if extractor is not None:
         if _images(critic_space) and is_image_extractor(extractor):
@@ -171,7 +171,7 @@ def _extractor(
 ) -> type[BaseFeaturesExtractor] | None:
     """Return the features extractor class for a policy's input `space`; None means SB3's default.
 
-    `own`: actor and critic read different entries; then SB3's default is used for vectors only.
+    `own`: actor and critic read different entries; then images get an encoder of kit's, never SB3's default.
     """
     images = _images(space)
     if ":" in encoder:
@@ -190,7 +190,7 @@ def _extractor(
     sb3_default = not stacks and not options and not own and encoder in ("auto", "nature_cnn")
     if not images and not set(options) <= (OF_DICTS if isinstance(space, spaces.Dict) else set()):
         raise UserError(
-            f"{OPTIONS}={dict(options)!r} are an encoder's options, and encoder={encoder!r} has none for {space}; "
+            f"{OPTIONS}={dict(options)!r}: encoder={encoder!r} takes none of these options for {space}; "
             "leave them out, or set encoder to a module:Class of yours."
         )
     if not images or sb3_default:

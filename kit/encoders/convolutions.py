@@ -57,8 +57,8 @@ class _Stacked(nn.Module):
 class _PerFrame(nn.Module):
     """2D convolutions per frame; outputs the newest frame's features and their difference from the mean over frames.
 
-    Gradients flow through the newest frame only, which halves the work. The network learns from an older frame in other
-    samples, in which this frame is the newest.
+    Gradients flow through the newest frame only, which halves the work. Each older frame is the newest one of another
+    sample, so the network learns from it there.
     """
 
     def __init__(self, channels: int, layers: Layers) -> None:
@@ -78,7 +78,7 @@ class _PerFrame(nn.Module):
 
 
 class _ThroughTime(nn.Module):
-    """3D convolutions over time and space, averaged over the remaining time steps."""
+    """3D convolutions over time and space, without padding; averages over the time steps that are left."""
 
     def __init__(self, frames: int, channels: int) -> None:
         super().__init__()

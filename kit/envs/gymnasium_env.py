@@ -140,7 +140,7 @@ class GymnasiumEnv(BatchEnv):
 
     def compute_reward(self, achieved_goal: torch.Tensor, desired_goal: torch.Tensor) -> torch.Tensor:
         goals = achieved_goal.cpu().numpy(), desired_goal.cpu().numpy()
-        infos: list[dict[str, Any]] = [{} for _ in goals[0]]  # as SB3: the infos of the steps are not stored
+        infos: list[dict[str, Any]] = [{} for _ in goals[0]]  # empty, as in SB3: the replay buffer stores no infos
         try:
             (rewards,) = self.vec_env.env_method("compute_reward", *goals, infos, indices=[0])
         except AttributeError:
@@ -160,8 +160,8 @@ class GymnasiumEnv(BatchEnv):
     def restore(self, snapshot: dict[str, torch.Tensor]) -> None:
         """Load `snapshot`, taken from an env of the same id and size.
 
-        If `snapshots` is False, the envs are reset with a seed computed from `snapshot`, and the first observations are
-        dropped. Call `reset` afterwards to start episodes and get their observations.
+        If `snapshots` is False, this only seeds the envs, with a seed computed from `snapshot`. Call `reset` afterwards
+        to start episodes.
         """
         if not self.snapshots:
             self.reset(int(snapshot["seed"]) + int(snapshot["length"].sum()) + 1)
@@ -221,10 +221,10 @@ def _new(env: EnvSpec | type[gymnasium.Env], name: str, options: dict[str, Any])
 
 
 def _made(env: EnvSpec, options: dict[str, Any]) -> gymnasium.Env:
-    """Make `env` for images, or without a render mode if its constructor has no such parameter."""
+    """Make `env` with render_mode="rgb_array", or without it if the constructor has no such parameter."""
     try:
         return gymnasium.make(env, render_mode="rgb_array", **options)
-    except TypeError:  # if the cause is another, it is raised again
+    except TypeError:  # no such parameter; any other TypeError is raised again below
         return gymnasium.make(env, **options)
 
 
@@ -300,7 +300,7 @@ class _Snapshots(gymnasium.Wrapper):
 
             return render_data(inner.model, inner.data, height, width).numpy()
         image = np.asarray(self.env.render())
-        if image.ndim != 3:  # no render mode: None
+        if image.ndim != 3:  # without a render mode, render() returns None
             raise NotImplementedError
         rows = np.arange(height) * image.shape[0] // height
         columns = np.arange(width) * image.shape[1] // width

@@ -65,7 +65,9 @@ TOLERANCE_M = 0.01
 
 
 def partners(places: np.ndarray, axes: np.ndarray) -> Part | None:
-    """Return the mirror partner of each hinge joint and the sign of its angle; None unless each has exactly one.
+    """Return, per hinge joint, the index of its mirror partner and the sign of its angle in the mirror image.
+
+    None if a joint has no partner or several.
 
     `places`, `axes` (joints, 3): anchors, m, and unit axes in a symmetric pose, x ahead and y to the left. The mirror
     image of a rotation about (x, y, z) is one about (-x, y, -z).
@@ -84,9 +86,10 @@ def partners(places: np.ndarray, axes: np.ndarray) -> Part | None:
 
 
 def robot_partners(model: mujoco.MjModel, key: str, feet: Sequence[str]) -> tuple[Part, Part] | None:
-    """Return the `partners` of a robot's joints and of its feet, sites of these names, in the pose of key frame `key`.
+    """Return the `partners` of a robot's joints and of its feet in the pose of key frame `key`.
 
-    The first joint is free and left out. None for a robot without left and right.
+    `feet`: names of the sites that mark the feet. The first joint is free and left out. None for a robot without left
+    and right.
     """
     data = mujoco.MjData(model)
     mujoco.mj_resetDataKeyframe(model, data, model.key(key).id)

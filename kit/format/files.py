@@ -91,7 +91,8 @@ class GrowingRows:
 
     def __init__(self, path: Path, names: Collection[str] | None = None) -> None:
         self.rows: list[dict[str, Any]] = []
-        self._path, self._names, self._position, self._before = path, names, 0, b""
+        self._path, self._names, self._position = path, names, 0
+        self._before = b""  # the last bytes that were read; if they differ at the next read, the file was replaced
         self._prefixes = tuple(name for name in names or () if name.endswith("/"))
 
     def read(self) -> bool:

@@ -1,7 +1,7 @@
 """Checkpoint retention: decide which checkpoints of a run to delete, from their age, their size and the disk space.
 
 Retention keeps the last three checkpoints, and the newest of every hour of the last 24 hours. If these need more than
-the available room, the oldest are deleted first, because only the oldest need the oldest replay data. The newest
+the available room, the oldest are deleted first, which also frees the oldest replay data. The newest
 checkpoint is always kept. The best policy is stored in another folder, which retention ignores.
 """
 

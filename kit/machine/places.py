@@ -26,35 +26,36 @@ class Place:
     paths: tuple[str, ...] = ()
     """Files or folders; the place is recognised if any of them exists."""
     vendor: str = ""
-    """The start of the firmware's names of vendor and product, such as "Amazon EC2 g5.xlarge". Some vendors also make
-    laptops."""
+    """Start of the firmware's names, vendor and product, such as "Amazon EC2 g5.xlarge". With the product where the
+    vendor also makes laptops."""
     loses_disk: bool = True
     volumes: str = ""
     """Glob pattern of mount points of disks that outlive the machine."""
 
 
 PLACES = (
-    Place("Google Colab", 'files go when the session ends; set store = "drive:kit" to keep runs in your Google Drive',
+    Place("Google Colab", 'files are deleted when the session ends; set store = "drive:kit" to keep runs in your Drive',
           "Runtime menu > Change runtime type > T4 GPU", env=("COLAB_RELEASE_TAG", "COLAB_GPU")),
     Place("Kaggle", 'only saved versions keep /kaggle/working; set store = "hf://you/runs" to keep runs as they train',
           "Settings > Accelerator > GPU", env=("KAGGLE_KERNEL_RUN_TYPE",)),
     Place("RunPod",
           'only the volume /workspace survives a stop; set runs_dir to a folder there, such as "/workspace/runs"',
           "Deploy a pod with a GPU, from a PyTorch template", env=("RUNPOD_POD_ID",), volumes="workspace"),
-    Place("Vast.ai", 'files go when the instance is destroyed; set store = "hf://you/runs"',
+    Place("Vast.ai", 'files are deleted when the instance is destroyed; set store = "hf://you/runs"',
           env=("VAST_CONTAINERLABEL",)),
     Place("Lambda", 'terminating deletes the disk; set store to your filesystem, such as "/lambda/nfs/NAME/runs"',
           paths=("lambda/nfs", "var/lib/dpkg/info/lambda-stack-cuda.list"), volumes="lambda/nfs/*"),
     Place("SageMaker",
           'notebook files live on its volume, /tmp does not; set store = "s3://your-bucket/runs" to keep runs',
           "choose an ml.g5 instance", env=("SAGEMAKER_APP_TYPE",), paths=("opt/ml/metadata/resource-metadata.json",)),
-    Place("Binder", "files go when the tab closes; download what you want to keep", env=("BINDER_SERVICE_HOST",)),
+    Place("Binder", "files are deleted when the tab closes; download what you want to keep",
+          env=("BINDER_SERVICE_HOST",)),
     Place("GitHub Codespaces", "files stay until the codespace is deleted", env=("CODESPACES",), loses_disk=False),
-    Place("Slurm cluster", "local scratch goes with the job; set store to a folder on the shared file system",
+    Place("Slurm cluster", "local scratch is deleted with the job; set store to a folder on the shared file system",
           "ask the scheduler with --gres=gpu:1", env=("SLURM_JOB_ID",)),
-    Place("AWS EC2", 'a spot instance may go with two minutes\' notice; set store = "s3://your-bucket/runs"',
+    Place("AWS EC2", 'a spot instance may be taken away with two minutes\' notice; set store = "s3://your-bucket/runs"',
           "launch a g5 or g6 instance from a Deep Learning image", vendor="Amazon EC2"),
-    Place("Google Compute Engine", 'a spot machine may go at any time; set store = "gs://your-bucket/runs"',
+    Place("Google Compute Engine", 'a spot machine may be taken away at any time; set store = "gs://your-bucket/runs"',
           "add a GPU and use a Deep Learning image", vendor="Google Google Compute Engine"),
     Place("Azure", "set store to keep runs beyond this machine", "choose an NC-series size",
           vendor="Microsoft Corporation Virtual Machine"),
@@ -90,7 +91,7 @@ def volume(environment: Mapping[str, str] | None = None, root: Path = Path("/"))
 
 
 def risk(runs_dir: str) -> str:
-    """Return a sentence, after a space, that says why runs in `runs_dir` need a store; "" if their disk stays."""
+    """Return a sentence, with a leading space, why runs in `runs_dir` need a store; "" if their disk stays."""
     place, folder = where(), Path(runs_dir).expanduser().resolve()
     if not place.loses_disk or any(folder.is_relative_to(disk) for disk in (volume(), drive()) if disk is not None):
         return ""

@@ -1,4 +1,4 @@
-"""Progress bars: tqdm in a terminal or a notebook, plain lines in a log file or a pipe. Rates as per cent."""
+"""Progress bars: tqdm in a terminal or a notebook, plain lines in a log file or a pipe. Fractions as per cent."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def progress_bar(total: int | None = None, initial: int = 0, **options: Any) -> 
 
 
 def percent(rate: float) -> str:
-    """Format 0.97 as "97 %"; with a decimal if "100 %" or "0 %" would say too much, as of 0.996."""
+    """Format 0.97 as "97 %"; with a decimal if rounding gives 0 or 100 % for a rate that is neither, such as 0.996."""
     text, exact = f"{100 * rate:.0f}", f"{100 * rate:.1f}"
     return f"{exact if text in ('0', '100') and exact not in ('0.0', '100.0') else text} %"
 

@@ -38,7 +38,7 @@ def _init() -> None:
 
 if wp.config.kernel_cache_dir is None:
     wp.config.kernel_cache_dir = str(kernels().parent)
-if wp.config.cuda_output is None:  # the driver of each new machine compiles PTX, the default, again
+if wp.config.cuda_output is None:  # PTX, the default, is compiled by the driver of every new machine
     wp.config.cuda_output = "cubin"
 if wp.config.log_level == wp.LOG_INFO:
     wp.config.log_level = wp.LOG_WARNING
@@ -52,7 +52,7 @@ def why_warp_cannot_use_gpu() -> str | None:
         if newest.arch < min(wp.get_cuda_supported_archs(), default=0):
             return f"Warp {wp.config.version} has no kernels for a GPU as old as {newest.name}"
         if not newest.is_mempool_supported:  # MuJoCo Warp allocates memory while a CUDA graph is recorded
-            return f"{newest.name} has no memory pools, as some virtual GPUs, so its physics cannot run as a CUDA graph"
+            return f"{newest.name} has no memory pools (as some virtual GPUs); physics needs them for CUDA graphs"
         return None
     versions = wp.get_cuda_toolkit_version(), wp.get_cuda_driver_version()
     built, driver = ("none" if each is None else ".".join(map(str, each)) for each in versions)

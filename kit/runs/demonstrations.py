@@ -74,7 +74,7 @@ def record(
     run, named = (None, None) if scripted == SCRIPTED else locate_step(source, runs_dir, trust)
     asked = RunConfig(env=env, env_options=env_options or {})
     config = (asked if run is None else opened(run, trust).config).replace(device="cpu")
-    per_env = -(-episodes // MAX_ENVS)  # the same number in each, because short episodes would end first
+    per_env = -(-episodes // MAX_ENVS)  # each env plays the same number: the first to end would be the short ones
     n_envs = -(-episodes // per_env)
     batch = make_env(config, n_envs, seed + RECORD_SEED, 1)
     try:
@@ -169,7 +169,7 @@ class Recorder:
 def _recorded_space(env: BatchEnv | Spaces, frames: dict[str, int] | None = None) -> Space:
     """Return the space of recorded observations: the policy's entries, with one image in place of each image stack.
 
-    `frames`: entry -> stack depth, by default those of `env`; {} leaves all stacks whole.
+    `frames`: entry -> stack depth, by default those of `env`; {}: whole stacks, as other programs record them.
     """
     space = pick_space(env.observation_space, env.obs_groups.get(POLICY))
     stacks = image_stacks(env.observation_space, env.frames if frames is None else frames)
@@ -209,13 +209,14 @@ def check(config: RunConfig, env: Spaces) -> None:
                     "leave the group out with env_options obs_groups=[]."
                 )
             sizes = {name: math.prod(x.shape) * x.dtype.itemsize for name, x in leaves("", _recorded_space(env))}
-            once = {f".{name}" if name else "" for name in env.frames}  # other entries: obs and next_obs
+            once = {f".{name}" if name else "" for name in env.frames}  # others are stored twice, as obs and next_obs
             act = math.prod(env.action_space.shape or (1,))
-            step_bytes = sum(size * (1 if name in once else 2) for name, size in sizes.items()) + 4 * act + 5
+            # actions and reward are float32, terminated is one byte
+            step_bytes = sum(size * (1 if name in once else 2) for name, size in sizes.items()) + 4 * act + 4 + 1
             if (size := data.total_steps * step_bytes) > MAX_FILE_BYTES:
                 raise UserError(
-                    f"dataset={config.dataset!r} holds {size / 2**30:.1f} GiB, and a run keeps at most "
-                    f"{MAX_FILE_BYTES / 2**30:g} GiB of it; record fewer episodes or smaller images."
+                    f"dataset={config.dataset!r} takes {size / 2**30:.1f} GiB, and a run saves a copy of at most "
+                    f"{MAX_FILE_BYTES / 2**30:g} GiB; record fewer episodes or smaller images."
                 )
 
 
@@ -237,8 +238,8 @@ def _episode(name: str, number: int, data: dict[str, Any], stacks: dict[str, int
     lengths = {len(x) - 1 for _, x in leaves("", data["observations"])} | {len(data["actions"]), len(ends)}
     if not steps or lengths != {steps}:
         raise UserError(
-            f"dataset={name!r} has an episode {number} of {steps} rewards with {sorted(lengths)} steps of other data; "
-            "record it again."
+            f"dataset={name!r} has an episode {number} of {steps} rewards, but {sorted(lengths)} steps of observations, "
+            "actions or ends; record it again."
         )
     if not ends[-1] or ends[:-1].any():
         raise UserError(
@@ -260,9 +261,9 @@ def _episode(name: str, number: int, data: dict[str, Any], stacks: dict[str, int
 def _check_spaces(config: RunConfig, data: Any, env: Spaces | BatchEnv) -> None:
     seen = [_recorded_space(env), _recorded_space(env, {})]  # {}: stacks recorded whole, by other programs
     if data.observation_space not in seen:
-        verb, its, ours = "observes", data.observation_space, _recorded_space(env)
+        verb, its, ours = "has observations", data.observation_space, _recorded_space(env)
     elif data.action_space != env.action_space:
-        verb, its, ours = "acts in", data.action_space, env.action_space
+        verb, its, ours = "has actions", data.action_space, env.action_space
     else:
         return
     raise UserError(

@@ -40,7 +40,7 @@ SLOWER = 4
 
 
 def write(run_path: Path, step: int, divergence: Divergence) -> str:
-    """Write `divergence` of the iteration before `step`; return a message for the user. Raises `OSError`."""
+    """Write `divergence` of the iteration that ended at `step`; return a message. Raises `OSError`."""
     folder = run_path / DIVERGENCES
     folder.mkdir(exist_ok=True)
     path = folder / f"step_{step:09d}_env_{divergence.env:04d}.safetensors"

@@ -61,8 +61,7 @@ class Session:
         self._training: Training | None = None
         """None before it is built and after its last metrics are in the status."""
         self._rate_from: tuple[float, int] | None = None
-        """Time and step from which steps per second are counted: when the first steps were seen. The evaluation before
-        training does not count."""
+        """Time and step from which steps per second are counted: those of the first poll after a step of training."""
         self._over = threading.Event()
         self._sync: SyncHandle | None = None
         limit = self.run.config.session_limit
@@ -96,7 +95,6 @@ class Session:
             print(self.status.values["plan"], flush=True)
         watch = threading.Thread(target=self._watch, name="watch", daemon=True)
         watch.start()
-        code = INTERRUPTED
         try:
             with self._monitor, listening(self._compiling), spot_watch(self.requests.stop):
                 code = self._train_and_shrink()
@@ -162,7 +160,7 @@ class Session:
             return self._interrupted(training, self.requests.reason or str(error))
 
     def _halve_envs(self, shortage: str) -> str:
-        """Halve the number of envs in config.yaml; return a message. Raises `UserError` if fewer envs do not help."""
+        """Halve the envs in config.yaml; return a message. Raises `UserError` if that does not save memory."""
         from kit.trainers import algorithm
 
         config, n_envs = self.run.config, int(self.run.config.n_envs) // 2
@@ -318,7 +316,7 @@ class Session:
         for command in control.take(self.run.path):
             self.requests.obey(command)
             if command == "stop" and self.status.values["state"] == "starting" and self._installed:
-                signal.raise_signal(signal.SIGTERM)
+                signal.raise_signal(signal.SIGTERM)  # `_on_signal` ends a session that still starts
         training = self._training
         if self._clock.is_over(training.writer.longest_s if training else 0.0):
             self.requests.stop(f"session_limit={self.run.config.session_limit} is reached")

@@ -75,14 +75,12 @@ class PolicyTeacher:
         self._hidden_state = restart(self.policy, self._hidden_state, done)
 
     def state(self) -> dict[str, Any]:
-        return {
-            **self._saved, **{f"hidden_state/{i}": state.cpu().clone() for i, state in enumerate(self._hidden_state)}
-        }  # fmt: skip
+        return self._saved | {f"hidden_state/{i}": x.cpu().clone() for i, x in enumerate(self._hidden_state)}
 
     def load_state(self, state: dict[str, Any]) -> None:
         saved = tuple(state[f"hidden_state/{i}"].to(now.device) for i, now in enumerate(self._hidden_state))
         if all(then.shape == now.shape for then, now in zip(saved, self._hidden_state, strict=True)):
-            self._hidden_state = saved  # else of another number of envs, which start new episodes
+            self._hidden_state = saved  # else the number of envs has changed, and all start new episodes
 
 
 class _GroupPlayer:
@@ -103,16 +101,17 @@ def make_teacher(config: RunConfig, env: BatchEnv, saved: dict[str, Any] | None)
     name, _, script = str(config.teacher).partition(":")
     if name == SCRIPTED:
         return ScriptedTeacher(env, script or None)
-    if _is_onnx(str(config.teacher)) if saved is None else "onnx" in saved:
-        content, about = read(_path(config)) if saved is None else (bytes(saved["onnx"].numpy()), saved["about"])
-        return _exported(config, content, about, env)
     if saved is None:
-        teacher_config, policy = _read(config)
+        if _is_onnx(str(config.teacher)):
+            return _exported(config, *read(_path(config)), env)
+        teacher_config, policy = _read_run(config)
         check_spaces(config, teacher_config, env)
+    elif "onnx" in saved:
+        return _exported(config, bytes(saved["onnx"].numpy()), saved["about"], env)
     else:
         teacher_config, policy = saved_config(saved, config.runs_dir), {}
-        for name, value in saved.items():
-            component, slash, key = name.partition("/")
+        for path, value in saved.items():
+            component, slash, key = path.partition("/")
             if slash and component != "hidden_state":
                 policy.setdefault(component, {})[key] = value
     return _trained(teacher_config, policy, env.num_envs, env.device)
@@ -148,11 +147,11 @@ def _path(config: RunConfig) -> Path:
 
 
 def saved_config(saved: dict[str, Any], runs_dir: str) -> RunConfig:
-    """Return the config of a policy teacher from its state in a checkpoint, with module names marked (`kit.trust`)."""
+    """Return the config of a policy teacher from its state in a checkpoint; modules it names need trust."""
     return RunConfig.from_dict(mark_source(json.loads(saved["config"]), runs_dir, of_run=True))
 
 
-def _read(config: RunConfig) -> tuple[RunConfig, dict[str, Any]]:
+def _read_run(config: RunConfig) -> tuple[RunConfig, dict[str, Any]]:
     """Return config and policy of the run that `config.teacher` names."""
     run, step = locate_step(str(config.teacher), config.runs_dir)
     return run.config, load_policy(run.config, run.find(step)).policy_state()
@@ -170,7 +169,7 @@ def check(config: RunConfig, env: Spaces, trust: bool) -> None:
                 "the observation group 'teacher'."
             )
         return
-    if config.teacher.endswith(".zip") or os.path.isfile(_path(config)):  # noqa: PTH113 - never raises
+    if config.teacher.endswith(".zip") or os.path.isfile(_path(config)):  # noqa: PTH113 - Path.is_file raises for a name that is too long
         valid = "a run (runs/NAME, runs/NAME@STEP or its URL in a store), an ONNX file of kit.export, or 'scripted'"
         raise UserError(f"teacher={config.teacher!r} is a file; name {valid} instead.")
     run, step = locate_step(config.teacher, config.runs_dir, trust)
@@ -204,8 +203,8 @@ def check_spaces(config: RunConfig, teacher: RunConfig, env: Spaces | BatchEnv) 
     for verb, its, ours in pairs:
         if its != ours:
             raise UserError(
-                f"teacher={config.teacher!r} was trained on env={teacher.env!r} and {verb} {its}, but as a teacher of "
-                f"env={config.env!r} it has {ours}; name a run whose env fits the observation group 'teacher'."
+                f"teacher={config.teacher!r} was trained on env={teacher.env!r} and {verb} {its}, but the teacher of "
+                f"env={config.env!r} {verb} {ours}; name a run whose env fits the observation group 'teacher'."
             )
 
 

@@ -44,7 +44,7 @@ def beside_torch(device: torch.device) -> Iterator[wp.Device]:
 def _side_stream(device: torch.device) -> Iterator[None]:
     """Run the code inside on another torch stream, after the current stream's work and before its later work.
 
-    The order matters, because Warp fills memory for a graph even while it records the graph.
+    The order matters, because Warp, while it records, also executes some fills of memory at once.
     """
     main, side = torch.cuda.current_stream(device), torch.cuda.Stream(device)
     side.wait_stream(main)

@@ -23,7 +23,7 @@ from kit.stores.urls import open_store
 
 
 def ttl_s(text: str | None) -> float:
-    """Return the duration of a lease, s, that the variable KIT_LEASE_S sets. Raises `UserError`."""
+    """Parse the value of KIT_LEASE_S, the duration of a lease in seconds; default: 600. Raises `UserError`."""
     try:
         if 0 < (seconds := float(text or 600)) < float("inf"):
             return seconds
@@ -73,7 +73,7 @@ def acquire(store: Store, run_name: str, owner: str, ttl_s: float = TTL_S, clock
         lease = Lease(owner, socket.gethostname(), current.since if current else now, now + ttl_s)
         if store.swap(_path(run_name), raw, lease.to_bytes()):
             return lease
-    raise StoreError(f"the lease of run {run_name!r} in {store.url} changes while it is being taken")
+    raise StoreError(f"other machines change the lease of run {run_name!r} in {store.url} just now; try again")
 
 
 def held_for(url: str | None, run_name: str, run_dir: Path, clock: Clock = time.time) -> float:

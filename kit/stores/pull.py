@@ -64,7 +64,7 @@ def holds(store: Store, run_name: str) -> bool:
 
 
 def check_new(store: Store, run_dir: Path) -> None:
-    """Raise `UserError` if the store has a run of this name, another machine starts one, or it takes `OPEN_S`."""
+    """Raise `UserError` if the store has a run of this name, another machine starts one, or this takes `OPEN_S`."""
     within(urls.OPEN_S, lambda: _check_new(store, run_dir), store.url)
 
 
@@ -155,7 +155,7 @@ class _Pull:
         return run_dir
 
     def _note_copy(self, run_dir: Path, step: int) -> None:
-        """Write into .sync.json that the store holds `step`, until a copier of this machine writes it."""
+        """Write into .sync.json that the store holds `step`. The first copier on this machine overwrites that."""
         url = self.store.url if self.prefix else self.store.url.rstrip("/").removesuffix(f"/{run_dir.name}")
         state = {"url": absolute(url), "step": step, "time": time.time(), "state": "ok", "error": None}
         (run_dir / STATE).write_text(json.dumps(state))
@@ -172,16 +172,16 @@ class _Pull:
 
         Damaged ones are reported through `notify`. Raises `UserError` if all are damaged and `newer_than` is -1.
         """
-        folders = [folder for folder, step in folders_in(self.files).items() if step > newer_than]
+        folders = {folder: step for folder, step in folders_in(self.files).items() if step > newer_than}
         refusal: Refused | None = None
-        for folder in folders:
+        for folder, step in folders.items():
             try:
                 return self._fetch_folder(folder, building)
             except (Refused, MissingFile) as error:
                 refusal = error if isinstance(error, Refused) else Refused(str(error))
-                self.passed_over.append(folders_in(self.files)[folder])
+                self.passed_over.append(step)
                 shutil.rmtree(building / folder, ignore_errors=True)
-                if folder is not folders[-1] or newer_than >= 0:
+                if folder != [*folders][-1] or newer_than >= 0:
                     self.notify(f"{folder} in {self.store.url} is damaged ({error}); an older one is used.")
         if refusal is not None and newer_than < 0:
             remedy = "resume the run where it was trained, or train a new one"
@@ -225,7 +225,7 @@ class _Pull:
         for folder, suffixes in FILMS.items():
             found = [path for path in self.files if path.startswith(f"{folder}/") and path.endswith(suffixes)]
             for path in found[-MAX_VIDEOS:]:
-                file = building / folder / path.rpartition("/")[2]  # not a path outside, which would be deleted
+                file = building / folder / path.rpartition("/")[2]  # in `folder`: `_tolerated` may delete it
                 with self._tolerated(file):
                     safe_name(path.removeprefix(f"{folder}/"))
                     (building / folder).mkdir(exist_ok=True)
@@ -254,7 +254,8 @@ def _choose(store: Store, run_name: str | None, files: dict[str, int]) -> tuple[
     runs = list_runs(store)
     if not runs:
         raise Unusable(store.url, "holds no runs; give the URL that the run was trained with.")
-    chosen = min(runs, key=lambda run: run["state"] == "finished" or run["phase"] == "pruned")  # then the newest
+    # the newest unfinished run, else the newest: of equals `min` returns the first
+    chosen = min(runs, key=lambda run: run["state"] == "finished" or run["phase"] == "pruned")
     name = str(chosen["name"])
     return f"{name}/", name
 

@@ -1,8 +1,8 @@
 """Redact secrets (tokens, keys, signatures) from error messages and text files before they leave this machine.
 
 Names, paths and ids must not change; otherwise a run could not be opened again. "pick-task-reach-ppo-baseline" contains
-"sk-" but is no key; therefore only a whole word as long as a token is redacted. A Weights & Biases key looks like a git
-commit and is recognised only if it is the value of an environment variable.
+"sk-" but is no key; therefore only a whole word that is at least as long as a token is redacted. A Weights & Biases key
+looks like a git commit and is recognised only if it is the value of an environment variable.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ EMPTIED = ("store", "tracker")
 """Config fields set to None if they contain a secret: "(hidden)" would be invalid; a run can resume without them."""
 _SECRET_NAME = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY|CREDENTIALS?)", re.IGNORECASE)
 _START = r"(?:(?<![A-Za-z0-9_-])|(?<=%[0-9A-Fa-f]{2})|(?<=\\[bfnrt]))"
-"""Start of a token: no letter, digit, hyphen or underscore before it, except an escape in a URL or in JSON."""
+"""Start of a token: no letter, digit, hyphen or underscore before it; or an escape (%3D in a URL, \\n in JSON)."""
 _MIXED = r"(?=[a-z]*[A-Z0-9])"
 """Lookahead: any lower-case letters, then a capital letter or digit. Excludes ordinary words."""
 _TOKENS = re.compile(

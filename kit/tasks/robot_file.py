@@ -34,7 +34,7 @@ def load(robot: str) -> mujoco.MjSpec:
         except ValueError as error:
             raise _unreadable(robot, error) from None
         without_sensors(spec)
-    for part in [*spec.pairs, *spec.worldbody.geoms]:  # in this order: deleting a geom deletes its pairs
+    for part in [*spec.pairs, *spec.worldbody.geoms]:  # pairs first: deleting a geom also deletes its pairs
         spec.delete(part)
     if (geom := spec.geom("floor")) is not None:
         geom.name = ""  # the task's ground has this name
@@ -62,15 +62,16 @@ def _unreadable(robot: str, error: ValueError) -> UserError:
 
 
 def fetch(robot: str, entry: str | None = None) -> mujoco.MjSpec:
-    """Load a robot's model from the Menagerie without its sensors and cameras. `entry`: which of its models.
+    """Load a robot's model from the Menagerie without its sensors and cameras.
 
-    The Menagerie's package downloads a robot on first use and caches it. If the environment variable `MENAGERIE_ROOT`
-    names a folder, the robot is read from this folder.
+    `entry`: the name of one of the robot's models there; default: its main one. The Menagerie's package downloads a
+    robot on first use and caches it. If the environment variable `MENAGERIE_ROOT` names a folder, the robot is read
+    from this folder.
     """
     menagerie = need("mujoco_menagerie", "all")
     if robot not in (names := menagerie.names()):
         close = difflib.get_close_matches(robot.lower(), names, n=3, cutoff=0.5)
-        hint = f"did you mean {' or '.join(close)}?" if close else "its names are like unitree_go2."
+        hint = f"did you mean {' or '.join(close)}?" if close else "names there look like unitree_go2."
         files = " or ".join(SUFFIXES)
         raise UserError(f"robot {robot!r} is not in the MuJoCo Menagerie, nor a {files} file; {hint}")
     try:

@@ -87,7 +87,7 @@ class CrossQ(EntropyTrainer, sb3_contrib.CrossQ):
         super()._setup_model()
         for module in self.policy.modules():
             if isinstance(module, BatchRenorm1d):
-                module.__class__ = BatchRenorm  # the same parameters: sb3-contrib opens the zip without kit
+                module.__class__ = BatchRenorm  # with the same parameters, so that sb3-contrib can load the zip
         self._flat = {net: flatten(net.optimizer) for net in (self.critic, self.actor)}
 
     def critic_loss(self, batch: Transitions, ent_coef: torch.Tensor) -> torch.Tensor:
@@ -122,7 +122,7 @@ class CrossQ(EntropyTrainer, sb3_contrib.CrossQ):
         if (self._n_updates + step + 1) % self.policy_delay == 0:
             self.actor.set_bn_training_mode(True)
             actions, log_prob = self.actor.action_log_prob(as_tensor(batch.obs))
-            # times policy_delay, because the log divides by the number of all steps, also those without policy update
+            # times policy_delay: the log takes the mean over all steps, and those without a policy update add 0
             if self.ent_coef_optimizer is not None:
                 ent_coef_loss = self.policy_delay * descend(self.ent_coef_optimizer, self.ent_coef_loss(log_prob))
             loss = self.actor_loss(batch, actions, log_prob, ent_coef)

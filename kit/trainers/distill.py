@@ -143,7 +143,7 @@ class Distill(ImitationTrainer):
             self._last_obs = new_obs
             self.teacher.restart(done)
             self.num_timesteps += self.n_envs
-            if self.device.type != "cpu" or done.any():  # on a GPU, `done.any()` would synchronise
+            if self.device.type != "cpu" or done.any():  # `done.any()` would wait for a GPU
                 self._record_episodes(done, info["episode_return"], info["episode_length"], info.get("success"))
             infos, rewards, dones = LazyInfos(info, done, truncated), reward, done
             callback.update_locals(locals())

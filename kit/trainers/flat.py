@@ -1,4 +1,4 @@
-"""All parameters as one vector, with an optimizer for it: clipping and stepping take few kernels for any network.
+"""All parameters as one vector, with an optimizer for it: a few GPU kernels clip and step any number of tensors.
 
 SB3's save and load keep working, because parameters and the moments in SB3's optimizer become views of flat vectors.
 """
@@ -89,7 +89,7 @@ class FlatOptimizer(FlatVector):
     def step(self, max_norm: float | None = None) -> None:
         """Clip `grad` to `max_norm` (None: no clipping) and take one optimizer step. Overwrites `grad`.
 
-        The learning rate is the optimizer's at the last `attach`.
+        `attach` reads the learning rate; call it after a change.
         """
         arguments = () if max_norm is None else (max_norm,)
         if self._recorded is None:

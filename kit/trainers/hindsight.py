@@ -52,7 +52,7 @@ class HindsightReplay(Replay):
         self.replaced_share = 1 - 1 / (n_sampled_goal + 1)
         self._compute_reward = compute_reward
         self._episodes: torch.Tensor | None = None
-        """(capacity, n): number of the episode in each slot, counted per env, modulo capacity; None if not counted."""
+        """(capacity, n): episode of each slot, numbered per env from 0, modulo capacity; None: still to be computed."""
         self._last_rows: torch.Tensor
         """(capacity, n): last row of each episode, by the episode's number."""
         self._episode: torch.Tensor

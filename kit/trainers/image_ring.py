@@ -14,7 +14,8 @@ FRAMES = "frames."
 class ImageRing:
     """Ring buffer of one camera's images, uint8 (H, W, C). Each row holds the newest image of each env's frame stack.
 
-    A row is one step of all envs. A pool that grows on demand holds the final image of each episode.
+    A row is one step of all envs; row r is in slot r % capacity. A pool that grows on demand holds the final image of
+    each episode.
     """
 
     def __init__(self, name: str, frames: int, capacity: int, n_envs: int, device: torch.device) -> None:
@@ -22,14 +23,14 @@ class ImageRing:
         self.ring: torch.Tensor | None = None
         """(capacity, n, H, W, C)"""
         self.latest: torch.Tensor | None = None
-        """(n, H, W, C): next images of the newest row, which the ring does not hold yet."""
+        """(n, H, W, C): images that follow the newest row; the ring gets them with the next row."""
         self._pool_index = torch.full((capacity, n_envs), -1, device=device)
         """Pool index of the final image of an episode that ended with this row, else -1."""
         self._pool: torch.Tensor | None = None
         self._free: list[int] = []
         """Unused indices of the pool."""
         self._used: dict[int, list[int]] = {}
-        """Slot -> pool indices in its row of `_pool_index`; a copy on the CPU, since reading them waits for a GPU."""
+        """Slot -> pool indices in its row of `_pool_index`; on the CPU, because reading the tensor waits for a GPU."""
 
     def add(self, slot: int, images: torch.Tensor, next_images: torch.Tensor, done_envs: torch.Tensor) -> None:
         """Store `images` (n, H, W, C) in `slot`, and `next_images` of `done_envs` (E,) as their final images."""

@@ -60,7 +60,7 @@ class OffPolicyTrainer(ReplayTrainer, OffPolicyAlgorithm):
 
     def _setup_model(self) -> None:
         if self.n_steps != 1 or self.action_noise is not None:
-            raise UserError(f"n_steps={self.n_steps}: only 1, without action_noise, is supported; leave both out.")
+            raise UserError(f"n_steps={self.n_steps}: kit supports n_steps=1 without action_noise; leave both out.")
         super()._setup_model()
         self._scheduled = [optimizer for optimizer, _ in self._optimizers().values()]
 
@@ -110,12 +110,12 @@ class OffPolicyTrainer(ReplayTrainer, OffPolicyAlgorithm):
             obs = tree_map(torch.clone, self._last_obs)
             scaled = self._next_action(self._last_obs)
             new_obs, reward, terminated, truncated, info = self.tensor_env.step(self.as_actor().unscale(scaled))
-            if self.device.type == "cpu":  # on a GPU, reading it synchronises
+            if self.device.type == "cpu":  # reading the reward would wait for a GPU
                 self._check_finite(reward)
             self.reward_terms.add(info)
             done, new_obs = terminated | truncated, self._replay_obs(new_obs)
             ended = self.tensor_env.done_envs
-            reusable = frozen and (not done.any() if ended is None else not len(ended))  # final_obs is new_obs
+            reusable = frozen and (not done.any() if ended is None else not len(ended))  # then final_obs equals new_obs
             next_obs = new_obs if reusable else self._replay_obs(info["final_obs"])
             self.replay_buffer.add(obs, scaled, reward, next_obs, terminated, done, ended)
             if self.normalizer is not None:
@@ -124,7 +124,7 @@ class OffPolicyTrainer(ReplayTrainer, OffPolicyAlgorithm):
             self._last_obs = new_obs
             self.num_timesteps += self.n_envs
             steps += 1
-            if (not by_episode and self.device.type != "cpu") or done.any():  # on a GPU, `done.any()` would synchronise
+            if (not by_episode and self.device.type != "cpu") or done.any():  # `done.any()` would wait for a GPU
                 episodes += by_episode
                 self._record_episodes(done, info["episode_return"], info["episode_length"], info.get("success"))
             infos, rewards, dones = LazyInfos(info, done, truncated), reward, done
@@ -138,7 +138,8 @@ class OffPolicyTrainer(ReplayTrainer, OffPolicyAlgorithm):
     def _learning_started(self) -> bool:
         """Return whether more than `learning_starts` env steps are done.
 
-        If earlier replay data were lost, only the steps in the buffer count.
+        If the replay data of earlier steps could not be restored (`replay_buffer.first`), only those in the buffer
+        count.
         """
         collected = len(self.replay_buffer) * self.n_envs if self.replay_buffer.first else self.num_timesteps
         return collected > self.learning_starts
@@ -180,7 +181,7 @@ class OffPolicyTrainer(ReplayTrainer, OffPolicyAlgorithm):
         self._n_updates += gradient_steps
 
     def _attach(self) -> None:
-        """Prepare flat optimizers for an update, after the learning rate is set; by default, do nothing."""
+        """Prepare flat optimizers (`kit.trainers.flat`) for an update, after the learning rate is set."""
 
     @abstractmethod
     def gradient_step(self, batch: Transitions, step: int) -> torch.Tensor:

@@ -114,7 +114,7 @@ class MetricCharts:
         return first, max(end, first + 1)
 
     def _chart(self, metric: str, lines: Sequence[Line]) -> str:
-        # a reward term may be called action_rate
+        # names that end in _rate are shown in per cent, but for reward terms such as action_rate
         is_number = metric.startswith(("train/learning_rate", *PREFIXES.values()))
         percent = metric.endswith(("_rate", "clip_fraction")) and not is_number
         drawn = line_chart(metric, lines, self._steps(lines), percent, size=SIZE)

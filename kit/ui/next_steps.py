@@ -40,7 +40,8 @@ def advice(run: Run, improved: bool) -> list[str]:
 
 
 def _more_steps(run: Run) -> int:
-    """Return the task's usual number of steps if the run has fewer, else twice its own; of a stopped run its own."""
+    """Return where the button trains to: a stopped run to its own end, a finished one to the task's usual number of
+    steps or, if it has as many, to twice its own."""
     if not _is_finished(run):
         return run.config.total_steps
     own, usual = run.config.total_steps, diagnosis.usual_steps(run) or 0
@@ -55,7 +56,7 @@ def _has_scene(env: str) -> bool:
     """Return whether the env is a MuJoCo task of kit's kind, the only one that the viewer shows in 3-D."""
     try:
         found = envs.find(env)
-    except Exception:  # a module that is missing here, or that fails: the button says so
+    except Exception:  # it cannot be imported here: the button, once pressed, says why
         return True
     return isinstance(found, type) and issubclass(found, envs.MujocoTask)
 
@@ -73,7 +74,7 @@ class NextSteps:
         self._viewer: Any = None
         whose = "the form's settings" if isinstance(self.dashboard, TrainPanel) else "this run's settings"
         fork = f"Start a new run from the best policy of this run, with {whose}"
-        longer = "Resume with this run's settings: to its end, or else to twice its steps or the task's usual number"
+        longer = "Resume: a stopped run to its end, a finished one to the task's usual steps or twice its own"
         self.buttons = {
             "Train longer": ("forward", longer, self._longer),
             "Branch from the best": ("code-fork", fork, self._branch),
@@ -101,7 +102,7 @@ class NextSteps:
     def choose(self, run: Run) -> None:
         """Show the buttons for `run` if it has ended with a policy, else hide them."""
         if self.run is None or self.run.path != run.path:
-            if not run.is_working():  # else a button has started it, and its message says where it is
+            if not run.is_working():  # else a button has started it; keep that button's message
                 self._say("")
             self._close_viewer()
             self.below.children = []
@@ -169,14 +170,14 @@ class NextSteps:
     def _view(self, run: Run) -> str:
         from kit.ui.viewing import Viewer, frame
 
-        if "google.colab" in sys.modules:  # it shows a page of the kernel only from a cell, not from a button
+        if "google.colab" in sys.modules:  # a button cannot embed a page of the kernel there, a cell can
             return f"On Colab, run kit.ui.view({str(run.path)!r}) in a new cell."
         self._close_viewer()
         self._viewer = Viewer(run)
         self._show(self._w.HTML(frame(self._viewer.url)))
         port = self._viewer.port
         ssh = f"ssh -L {port}:127.0.0.1:{port} HOST"
-        return f"{self._viewer}. If the frame stays empty, the kernel is on another machine: at yours, run {ssh}."
+        return f"{self._viewer}. If the frame stays empty, the kernel is on another machine; on your own, run {ssh}."
 
     def _close_viewer(self) -> None:
         if self._viewer is not None:

@@ -20,7 +20,7 @@ from kit.ui import style
 from kit.ui.learning import series
 
 POINTS, WIDTH, HEIGHT = 24, 64, 18
-"""A sparkline has fewer than 2 * `POINTS` points; its width and height in pixels."""
+"""A sparkline has fewer than twice `POINTS` points, and is `WIDTH` × `HEIGHT` pixels large."""
 
 MEASURES = ("rollout/success_rate", "eval/success_rate", "rollout/ep_rew_mean", "eval/mean_return")
 """Columns of metrics.jsonl; a sparkline shows the first that a run has."""
@@ -57,7 +57,7 @@ class Line:
 
 
 class RowReader:
-    """Returns the current `Line` of a job or run; reads only the new rows of metrics.jsonl."""
+    """Returns the current `Line` of a job or run. Of metrics.jsonl, it reads the rows added since the last call."""
 
     def __init__(self) -> None:
         self._runs: dict[Path, _RunReader] = {}
@@ -127,14 +127,14 @@ def head() -> str:
 def row(line: Line) -> str:
     """Format a line as HTML: name, task, curve, progress, score, state, speed or age, disk use and copy; message, note.
 
-    The text of a run that has ended changes at most once a minute.
+    Ages are in whole minutes, so that the HTML of a run that has ended changes at most once a minute.
     """
     now, config = line.now, line.config
     colour, word = style.state(now)
     task = f"{config.env}, {config.algo}" if config else now.get("task") or ""
     done = f"{style.percent(style.progress(now))} of {now['total_steps'] or 0:,}{style.bar(now)}"
     cells = [
-        f"<span class='kit-name' title='{html.escape(str(line.choice or line.name))}'>{html.escape(line.name)}</span>",
+        f"<span class='kit-name' title='{html.escape(line.choice or line.name)}'>{html.escape(line.name)}</span>",
         f"<span title='{html.escape(task)}'>{html.escape(task)}</span>", f"<span>{line.curve}</span>",
         f"<span title='progress'>{done}</span>", f"<span title='score'>{_score(now)}</span>",
         f"<span title='state' style='color:{colour}'>{html.escape(word)}</span>",

@@ -144,7 +144,7 @@ def bullets(title: str, lines: Iterable[str]) -> str:
 
 
 def wide(drawing: str) -> str:
-    """Return `drawing` in a box that scrolls where the page is too narrow for its text to be read."""
+    """Return `drawing` in a box that scrolls sideways instead of becoming too small to read."""
     return f"<div class='kit-wide'>{drawing}</div>"
 
 
@@ -155,7 +155,7 @@ def image(png: bytes, text: str, attributes: str = "") -> str:
 
 
 def figure(png: bytes, text: str) -> str:
-    """Return a figure as an HTML image that scrolls where the page is too narrow for its text to be read."""
+    """Return a figure as an HTML image that scrolls sideways instead of becoming too small to read."""
     width = int.from_bytes(png[16:20], "big")  # in a PNG's header
     return wide(image(png, text, f"style='min-width:{READABLE * width:.0f}px'"))
 
@@ -257,7 +257,7 @@ def notes(now: dict[str, Any]) -> str:
     if saved and now["state"] in ("interrupted", "failed"):
         lines.append(
             f"Resume continues from step {saved['step']:,}. A checkpoint is written between iterations, so the steps "
-            "of an unfinished one are repeated."
+            "of an unfinished iteration are repeated."
         )
     if store:
         lines.append(_store_line(store, ended))
@@ -279,7 +279,7 @@ def _store_line(store: dict[str, Any], ended: bool) -> str:
     where = html.escape(str(store.get("url", "the store")))
     step, moment, state = (store.get(name) for name in ("step", "time", "state"))
     age = f", {ago(moment)}" if moment and not ended else ""
-    arrived = f"Verified in {where}: step {step:,}{age}." if step is not None else ""
+    arrived = f"Stored and verified in {where}: step {step:,}{age}." if step is not None else ""
     if state == "failing":
         reason = html.escape(str(store.get("error") or "no reason given"))
         failure = f"Not copied to {where}: {reason}. Training goes on; the copy is retried."

@@ -46,11 +46,11 @@ IDLE_S = 0.2
 BARS_S, BARS_PX = 0.1, 270
 """Minimum seconds between updates of the panel with reward and action bars, and the panel's width in pixels."""
 SPACING = 2.0
-"""Distance between neighbouring envs, divided by one env's size: the largest extent of its bodies along x, y or z."""
+"""Distance between neighbouring envs, in multiples of an env's size (largest extent of its bodies along an axis)."""
 ALL_ENVS = "all, side by side"
 
 Arm = Reach | AnyArm | Push
-"""Tasks whose hand can be moved by hand."""
+"""Tasks in which the user can move the robot's hand."""
 BY_HAND = "by hand"
 BY_HAND_S = 8.0
 """Shortest duration of an episode that is moved by hand, s. In real time, the arms' episodes take 2 to 5 s."""
@@ -113,7 +113,7 @@ class Viewer:
         if not self._policies:
             self._env.close()
             raise UserError(f"env={self.config.env!r} has no scripted policy and cannot be moved by hand; name a run.")
-        with contextlib.redirect_stdout(io.StringIO()):  # viser prints its address, as `__repr__` does
+        with contextlib.redirect_stdout(io.StringIO()):  # hides viser's message; `__repr__` has the address
             self._server = viser.ViserServer(host=HOST, port=port, verbose=False)
         self.port = self._server.get_port()
         self.url = f"http://{HOST}:{self.port}"
@@ -227,7 +227,7 @@ class Viewer:
     def _build(self, gui: Any, chosen: str) -> None:
         self._caption = gui.add_markdown("")
         self._policy = gui.add_dropdown("policy", list(self._policies), initial_value=chosen)
-        self._policy.on_update(lambda _: self._slow_down())
+        self._policy.on_update(lambda _: self._adapt_speed())
         self._is_slow = False  # whether the speed is that of episodes moved by hand
         self._noise = gui.add_checkbox("random actions (exploration noise)", initial_value=False)
         self._speed = gui.add_slider("speed", 0.1, 3.0, 0.1, initial_value=1.0)
@@ -250,7 +250,7 @@ class Viewer:
         gui.main_panel.set_width(BARS_PX)
         self._joystick: list[Any] = []
         self._fingers: Any = None
-        self._slow_down()
+        self._adapt_speed()
         if isinstance(self._task, Arm):
             hand_w = self._task.hand_w[0].tolist()
             self._target = self._server.scene.add_transform_controls(
@@ -284,13 +284,13 @@ class Viewer:
             gui.add_command(f"{name}: more", hotkey=more).on_trigger(lambda _, i=index: move(i, 1))
             gui.add_command(f"{name}: less", hotkey=less).on_trigger(lambda _, i=index: move(i, -1))
 
-    def _slow_down(self) -> None:
-        """Slow down episodes that are moved by hand, to `BY_HAND_S`; run others in real time again."""
-        by_hand = self._policy.value == BY_HAND
-        if by_hand != self._is_slow:
-            episode_s = self._task.episode_steps * self._env.control_dt_s if by_hand else BY_HAND_S
+    def _adapt_speed(self) -> None:
+        """Slow down episodes moved by hand, so that they last `BY_HAND_S` at least; play others in real time."""
+        is_slow = self._policy.value == BY_HAND
+        if is_slow != self._is_slow:
+            episode_s = self._task.episode_steps * self._env.control_dt_s if is_slow else BY_HAND_S
             self._speed.value = max(self._speed.min, min(1.0, round(episode_s / BY_HAND_S, 1)))
-        self._is_slow = by_hand
+        self._is_slow = is_slow
 
     def _move_target(self, axis: int, sign: int) -> None:
         position = np.array(self._target.position)
@@ -416,9 +416,9 @@ class Viewer:
 
 
 def frame(url: str) -> str:
-    """Return a frame with the viewer at `url` as HTML; the viewer is dark on a dark page, which has light text."""
+    """Return a frame with the viewer at `url` as HTML. The viewer is dark if the page's text is light."""
     is_dark = "getComputedStyle(parentElement).color.match(/[0-9]+/)[0]>127"
-    load = f"if(!src)src='{url}'+({is_dark}?'?darkMode':'')"  # an empty frame is loaded at once
+    load = f"if(!src)src='{url}'+({is_dark}?'?darkMode':'')"  # the empty frame's load event sets the address
     return f'<div><iframe onload="{load}" width="100%" height="{HEIGHT}" frameborder="0"></iframe></div>'
 
 

@@ -183,9 +183,9 @@ def _other_space(path):
     [
         (_cut_file, "cannot be read"),
         (_no_end, "has an episode 3 that does not end with its last step"),
-        (_shorter, r"has an episode 3 of 20 rewards with \[12, 20\] steps of other data"),
+        (_shorter, r"has an episode 3 of 20 rewards, but \[12, 20\] steps of"),
         (_no_metadata, "has no metadata.json"),
-        (_other_space, r"observes Box\(-1.0, 2.0"),
+        (_other_space, r"has observations Box\(-1.0, 2.0"),
         (shutil.rmtree, "has no metadata.json"),
     ],
 )
@@ -217,7 +217,7 @@ def test_a_cut_dataset_is_refused_before_a_run_is_created(tmp_path, monkeypatch,
     [
         ({"dataset": None}, "algo='BC' needs a dataset"),
         ({"algo": "PPO"}, "has no effect with algo='PPO'"),
-        ({"env": CHASE}, "observes"),
+        ({"env": CHASE}, "has observations"),
         ({"env": "Reach"}, "but env='Reach' has Box"),
     ],
 )
@@ -252,7 +252,7 @@ def test_a_dataset_too_large_for_a_run_is_refused(tmp_path, numbers):
     copy = shutil.copytree(numbers, tmp_path / "copy")
     data = json.loads((copy / "metadata.json").read_text())
     (copy / "metadata.json").write_text(json.dumps({**data, "total_steps": 10**10}))
-    with pytest.raises(UserError, match=r"holds [\d.]+ GiB, and a run keeps at most 4 GiB of it; record fewer"):
+    with pytest.raises(UserError, match=r"takes [\d.]+ GiB, and a run saves a copy of at most 4 GiB; record fewer"):
         kit.train(env=STATE, algo="BC", dataset=str(copy), runs_dir=str(tmp_path / "runs"))
     assert not (tmp_path / "runs").exists()
 

@@ -187,7 +187,7 @@ def test_a_file_that_cannot_teach_is_refused_in_one_sentence(tmp_path, teacher):
 
 
 def test_a_teacher_of_another_task_is_refused_in_one_sentence(tmp_path, teacher):
-    with pytest.raises(UserError, match=r"teacher=.*ChaseState.* but as a teacher of env='Reach'"):
+    with pytest.raises(UserError, match=r"teacher=.*ChaseState.* but the teacher of env='Reach'"):
         kit.train(env="Reach", algo="Distill", teacher=str(teacher.path), total_steps=64, runs_dir=str(tmp_path))
     with pytest.raises(UserError, match="no scripted policy"):
         kit.train(env="Ant", algo="Distill", teacher="scripted", total_steps=64, runs_dir=str(tmp_path))

@@ -136,7 +136,7 @@ def test_the_session_clock_and_an_idle_gpu(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({}, "Verified in hf://me/runs: step 500"),
+        ({}, "Stored and verified in hf://me/runs: step 500"),
         ({"state": "failing", "error": "401 <x>"}, "Not copied to hf://me/runs: 401 &lt;x&gt;. Training goes on"),
         ({"state": "behind"}, "Copying newer steps"),
         ({"state": "behind", "step": None, "time": None}, "Copying to hf://me/runs."),
@@ -151,7 +151,7 @@ def test_the_ages_of_copies_are_left_out_when_nothing_redraws_them(tmp_path: Pat
     run = make_run(tmp_path, store=STORE)
     with at_work(run):
         assert re.search(r"step 500, (.+ ago|just now)\.", style.head(run.name, run.status()))
-    assert "Verified in hf://me/runs: step 500.<" in style.head(run.name, run.status())
+    assert "Stored and verified in hf://me/runs: step 500.<" in style.head(run.name, run.status())
 
 
 def test_a_failure_is_red_and_escaped(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def test_the_page_of_reach_has_observation_reward_and_end_of_episode():
 
 
 def test_a_task_with_a_curriculum_names_its_stages():
-    stages = "40,000,000 steps, in stages: the zone must be held for a tenth of the time first"
+    stages = "40,000,000 steps, in stages: first the zone must be held for a tenth of the time"
     assert any(line.startswith(stages) for line in lines(task("Mission")))
 
 

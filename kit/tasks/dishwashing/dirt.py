@@ -13,7 +13,7 @@ NUMBERS = 4 * PATCHES
 PATCH_M = (0.015, 0.035)
 """Range of a spot's radius, m: the standard deviation of its Gaussian profile."""
 THICK = (0.6, 1.0)
-"""Range of the thickness in a spot's centre; 1 is the greatest thickness."""
+"""Range of the thickness in a spot's centre, as a fraction of the thickest possible dirt."""
 TRACE = 0.15
 """Initial dirt thinner than this is set to 0, so that most of a plate is clean."""
 
@@ -45,8 +45,9 @@ def rubbed(
 
     The model is Preston's law of polishing, dh/dt = k p v, which is Archard's law of wear per area (F. W. Preston,
     J. Soc. Glass Technology 11, 1927; J. F. Archard, J. Applied Physics 24, 1953). Without pressure or without sliding,
-    nothing is removed. `wear` is k, in units of the greatest thickness per pascal and metre. The pressure at distance r
-    from the sponge's centre is p(r) = 2 F / (π a²) (1 - r²/a²), up to the sponge's radius a; its integral is F.
+    nothing is removed. `wear` is k: the fraction of the thickest possible dirt, per pascal and metre of sliding. The
+    pressure at distance r from the sponge's centre is p(r) = 2 F / (π a²) (1 - r²/a²), up to the sponge's radius a; its
+    integral is F.
     """
     away = (cells - sponge.unsqueeze(1)).square().sum(2)  # (n, cells), r²
     shape = (1 - away / radius_m**2).clamp_(min=0.0)

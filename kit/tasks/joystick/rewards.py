@@ -79,13 +79,13 @@ def action_rate(task: Joystick) -> torch.Tensor:
 
 
 def feet_air_time(task: Joystick) -> torch.Tensor:
-    """Air time of each foot minus a minimum, s, capped, at the touchdown of the foot."""
+    """When a foot touches down: its time in the air minus a minimum, capped, s."""
     low, high = task.air_time_s
     return ((task.air_time - low) * task.first_contact).clamp(max=high - low).sum(1)
 
 
 def feet_air_time_moving(task: Joystick) -> torch.Tensor:
-    """Air time of each foot minus a minimum, s, capped, at its touchdown, while the command is to move."""
+    """When a foot touches down while the command is to move: its time in the air minus a minimum, capped, s."""
     return feet_air_time(task) * task.moving
 
 
@@ -119,7 +119,7 @@ def feet_phase(task: Joystick) -> torch.Tensor:
 
 
 def contact_force(task: Joystick) -> torch.Tensor:
-    """Vertical force on each foot above a limit, N."""
+    """Part of the vertical force on each foot that exceeds a limit, N."""
     return (task.feet_force_w[..., 2].abs() - task.most_foot_force_n).clamp(min=0.0).sum(1)
 
 

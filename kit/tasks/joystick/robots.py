@@ -17,7 +17,7 @@ from kit.tasks.joystick.task import Joystick, Rewards, between
 
 
 def joint_deviation_hip(task: G1Joystick) -> torch.Tensor:
-    """Deviation of the hips from the home pose, rad; while the command is to move left, without hip roll."""
+    """Deviation of the hips from the home pose, rad; without hip roll while the command is to move left."""
     deviation = task.joint_offset.abs()
     sideways = (task.command[:, 1] > 0.1).unsqueeze(1)
     return deviation[:, task.hip_yaw].sum(1) + deviation[:, task.hip_roll].masked_fill(sideways, 0.0).sum(1)
@@ -30,7 +30,7 @@ def joint_deviation_knee(task: G1Joystick) -> torch.Tensor:
 
 def collision(task: G1Joystick) -> torch.Tensor:
     """A hand touches a thigh."""
-    return task.hands_on_thighs().to(task.joints.dtype)
+    return task.touching("touching0", "touching1").to(task.joints.dtype)
 
 
 class G1Joystick(Joystick):
@@ -98,15 +98,13 @@ class G1Joystick(Joystick):
     def has_fallen(self) -> torch.Tensor:
         return super().has_fallen() | self.touching("crossed0", "crossed1", "crossed2")
 
-    def hands_on_thighs(self) -> torch.Tensor:
-        return self.touching("touching0", "touching1")
-
 
 class G1Legs(G1Joystick):
     """The humanoid G1 walks with the 12 joints of its legs; waist and arms are fixed.
 
     It learns sooner than with all joints: its motors are stiffer, starts and pushes are gentler, an episode ends as
-    soon as it tips over, and no step has a negative reward. On two cores it has learnt to stand and to walk backwards.
+    soon as it tips over, and no step has a negative reward. Trained on two cores,
+    it stands and walks backwards, and does not walk ahead.
     """
 
     name = "G1Legs"
@@ -184,8 +182,8 @@ class Quadruped(Joystick):
     def bind(self, sim: Simulator) -> None:
         super().bind(sim)
         self._move_probability = self.constant(self.move_probability)
-        # The first access of `sim.actuator_force` computes it from the current state; after a step it is a substep old.
-        # Access it before the first step, so that its values do not depend on when it is first used.
+        # Before the first step, so that the values never depend on when the field is first used: the first access
+        # computes it from the current state, and steps leave values that are one substep old.
         self.actuator_force = sim.actuator_force  # (n, joints), N m
         self.joint_costs = self.constant([0.1 if i in self.knees else 1.0 for i in range(self.model.nu)])
 

@@ -93,7 +93,7 @@ class Joystick(MujocoTask):
     swing_height_m: float
     """Target height of a foot in the middle of its swing."""
     air_time_s: tuple[float, float]
-    """(low, high) of `feet_air_time`: a foot that touches down earns its air time - low, at most high - low."""
+    """(low, high) of `feet_air_time`: a foot that touches down earns min(air time, high) minus low."""
     most_foot_force_n = math.inf
     """Vertical force on a foot, N; `contact_force` penalises only the part above it."""
     push_speed: tuple[float, float]
@@ -171,7 +171,7 @@ class Joystick(MujocoTask):
             does=(Field("joint targets, relative to the home pose", model.nu, f"{ACTION_SCALE_RAD} rad"),),
             pays=[
                 *((weight, f"per second, {name}: {_first_line(term)}") for name, (weight, term) in self.terms.items()),
-                *([(0.0, "A step pays at least 0 in sum.")] if self.least_reward == 0 else []),
+                *([(0.0, "A step whose terms sum to less than 0 pays 0.")] if self.least_reward == 0 else []),
             ],
             ends=self.ends,
             succeeds=f"the robot does not fall and its mean velocity error is less than {SUCCESS_MPS} m/s",
@@ -190,7 +190,7 @@ class Joystick(MujocoTask):
         self._foot_sites = self.indices([model.site(FEET.format(foot)).id for foot in range(feet)])
         self._home_qpos = self.constant(model.key("home").qpos)
         self.home = self._home_qpos[7:]
-        # Without limits the range is 0 to 0. An infinite one would have no middle.
+        # MuJoCo gives joints without limits the range (0, 0). Not infinite, because the middle is computed below.
         ranges = np.where(model.jnt_limited[1:, None], model.jnt_range[1:], (-1e6, 1e6))
         low, high = self.constant(ranges).T
         middle, half = (low + high) / 2, (high - low) / 2
@@ -318,7 +318,7 @@ class Joystick(MujocoTask):
         return torch.rand(self.sim.n, sum(widths), **options).split(list(widths), 1)
 
     def _in_stage(self, draw: Callable[[torch.Tensor], torch.Tensor], chance: torch.Tensor) -> torch.Tensor:
-        """Return commands (n, 3) of the current stage; `draw` returns those of the last stage."""
+        """Return commands (n, 3) of the current stage; `draw` returns those of the final stage."""
         if self._always_moving:
             return self.moving_command(chance)
         if self.curriculum is None:

@@ -94,7 +94,7 @@ class Rules(Options):
     """Reward per 100 m that an attacker moves closer to the zone, negative per 100 m that it moves away. Being sent
     back to the base costs nothing in this term."""
     presence: float = number(0.03, 0.0, 100.0)
-    """Reward per second for each attacker in the zone. The term "holding" is the sum of this and `holding`."""
+    """Reward per second for each attacker in the zone. The reward term "holding" adds this and `holding`."""
     holding: float = number(0.06, 0.0, 100.0)
     """Additional reward per second for each attacker in the zone, times the number of other attackers in the zone. In
     total: twice this value for two attackers in the zone, six times for three, twelve times for four."""

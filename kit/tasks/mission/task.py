@@ -22,7 +22,7 @@ from kit.tasks.mission.rules import ATTACKERS, COMMAND_HZ, COMMANDS, DEFENDERS, 
 HOLD_SHARES = (0.1, 0.25, 0.5, 1.0)
 """Stages of training: the time for which the attackers must hold the zone, as a fraction of `Rules.hold_s`. With the
 full time from the start, some policies never capture a zone, and so never learn that it pays."""
-LESSONS = "the zone must be held for a tenth of the time first; for longer each time that half of the games are won"
+LESSONS = "first the zone must be held for a tenth of the time; when half of the games are won, for longer"
 BLOCK = 32
 """Threads per block, one game each. 4,096 games are then 128 blocks, for the 132 multiprocessors of an H200."""
 _COMMON = (
@@ -94,7 +94,7 @@ class Mission(Task):
         defenders: str | Team | Sequence[str | Team] = STOCK,
         **options: Any,
     ) -> None:
-        """`side`: the side that learns. The option named after the other side sets its policy, or a list of policies.
+        """`side`: the side that learns; `attackers` or `defenders`: policy, or list of policies, of the other side.
         `options`: fields of `Rules`.
 
         In a config, a policy may be the name of a run, RUN or RUN@STEP; `kit.runs.opponents` loads the run's policy.
@@ -122,7 +122,7 @@ class Mission(Task):
             pays=(
                 (sign * self.rules.progress, "per 100 m that an attacker moves closer to the zone"),
                 (sign * self.rules.presence, "per second for each attacker in the zone"),
-                (sign * self.rules.holding, "per second and attacker in the zone, times the number of others in it"),
+                (sign * self.rules.holding, "per second for each attacker in the zone, times the others in it"),
                 (sign * self.rules.capture, f"once, when the zone has been held for {self.rules.hold_s:g} s"),
                 (-sign * self.rules.losses, "per attacker that is tagged or runs out of endurance"),
             ),
@@ -136,18 +136,16 @@ class Mission(Task):
         from kit.tasks.mission import kernels, state  # imported late because loading Warp takes a second
 
         super().build(n, numbered(device), threads)
-        self._opponent: Player | None = None  # None: stock defenders, which the kernel plays
-        if self.side == "defenders" or self._teams != [STOCK]:
-            self._opponent = Pool([self._player(team) for team in self._teams])
+        stock_defenders = self.side == "attackers" and self._teams == [STOCK]  # the kernel plays them
+        self._opponent = None if stock_defenders else Pool([self._player(team) for team in self._teams])
         self.hidden_state: HiddenState = self._opponent.initial_state(n) if self._opponent else ()
-        guarded = self.side == "defenders" or self._opponent is not None
 
         def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
             return torch.zeros(n, *shape, dtype=dtype, device=self.device)
 
         self.attackers, self.defenders, self.minds = zeros(ATTACKERS, 4), zeros(DEFENDERS, 4), zeros(DEFENDERS, 4)
         self.field, self.discs, self.near = zeros(2, 4), zeros(OBSTACLES, 4), zeros(5, 4)
-        self.obs, self.guard = zeros(WIDTHS["attackers"]), zeros(WIDTHS["defenders"] if guarded else 0)
+        self.obs, self.guard = zeros(WIDTHS["attackers"]), zeros(WIDTHS["defenders"] if self._opponent else 0)
         self.opponent = identity(self._teams)
         self.terms = zeros(len(TERMS))
         self._commands = {side: zeros(UNITS[side], dtype=torch.int64) for side in self.opponents}
@@ -160,7 +158,7 @@ class Mission(Task):
         self._beside_torch = beside_torch
         self._renderers: dict[tuple[int, int], Any] = {}
         with beside_torch(self.device), compiling("the game"):
-            arrays, constants = state.Games(), state.constants(self.rules, guarded)
+            arrays, constants = state.Games(), state.constants(self.rules, self._opponent is not None)
             for name in ("attackers", "defenders", "minds", "field", "discs", "near", "terms"):
                 setattr(arrays, name, wp.from_torch(getattr(self, name), dtype=wp.vec4))
             arrays.obs, arrays.guard = wp.from_torch(self.obs), wp.from_torch(self.guard)
@@ -208,7 +206,7 @@ class Mission(Task):
         return captured if self.side == "attackers" else ~captured & (self.field[:, 1, 1] >= COMMANDS)
 
     def _captured(self) -> torch.Tensor:
-        """Return whether the zone has been held for `hold_s`, (n,) bool."""
+        """Return whether the zone has been held for the time of the current stage, (n,) bool."""
         return self.field[:, 1, 0] >= self._hold
 
     def info(self) -> dict[str, torch.Tensor]:
@@ -251,7 +249,7 @@ class Mission(Task):
         """Return the commands (n, 4) of stock attackers, straight to the zone, from their observation `obs` (n, 42)."""
         to_zone = -obs[:, :12].view(-1, ATTACKERS, 3)[:, :, :2]
         direction = (torch.atan2(to_zone[..., 1], to_zone[..., 0]) * (4 / torch.pi)).round().long() % 8 + 1
-        return torch.where(to_zone.norm(dim=2) < 1 / 6, 0, direction)
+        return torch.where(to_zone.norm(dim=2) < 1 / 6, 0, direction)  # in units of 30 m: 5 m
 
 
 class Pool:

@@ -35,7 +35,7 @@ class Actions(ABC):
 
     @abstractmethod
     def draw_noise(self, rollout: Rollout) -> None:
-        """Draw the noise for all steps of a rollout at once. The weights must not change during the rollout."""
+        """Draw the noise for all steps of a rollout at once, with the standard deviations of this moment."""
 
     @abstractmethod
     def noise(self, step: int) -> Tensors:
