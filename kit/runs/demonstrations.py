@@ -238,8 +238,8 @@ def _episode(name: str, number: int, data: dict[str, Any], stacks: dict[str, int
     lengths = {len(x) - 1 for _, x in leaves("", data["observations"])} | {len(data["actions"]), len(ends)}
     if not steps or lengths != {steps}:
         raise UserError(
-            f"dataset={name!r} has an episode {number} of {steps} rewards, but {sorted(lengths)} steps of observations, "
-            "actions or ends; record it again."
+            f"dataset={name!r} has an episode {number} of {steps} rewards, but {sorted(lengths)} steps of "
+            "observations, actions or ends; record it again."
         )
     if not ends[-1] or ends[:-1].any():
         raise UserError(
