@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 KEEP_LAST = 3
 KEEP_HOURS = 24
-SPARE_PART, SPARE_BYTES = 0.05, 2**30
+SPARE_FRACTION, SPARE_BYTES = 0.05, 2**30
 """Disk space left free for metrics, videos and other programs: a fraction of the disk or a number of bytes,
 whichever is smaller."""
 
@@ -46,4 +46,4 @@ def room(budget: int, held: int, free: int, disk: int) -> float:
 
     Checkpoints use `held` bytes now; the disk has `disk` bytes, of which `free` are free.
     """
-    return min(budget, held + free - min(SPARE_PART * disk, SPARE_BYTES))
+    return min(budget, held + free - min(SPARE_FRACTION * disk, SPARE_BYTES))

@@ -279,10 +279,10 @@ def _background(run: Run) -> Run:
 def _change(run: Run, changes: dict[str, Any]) -> None:
     """Write `changes` into config.yaml. Raises `UserError` for a field that may not change on resume."""
     from kit.stores import absolute
-    from kit.stores.redact import restores
+    from kit.stores.redact import may_be_unredacted
 
     for name, value in changes.items():
-        if name == "env_options" and restores(value, run.config.env_options):
+        if name == "env_options" and may_be_unredacted(value, run.config.env_options):
             continue
         current = getattr(run.config, name, None)
         if name not in MAY_CHANGE_ON_RESUME and value != current:

@@ -68,7 +68,7 @@ def record(
     Raises `UserError`, and then leaves no folder.
     """
     check_whole("episodes", episodes, 1)
-    output = _free(output)
+    output = _new_path(output)
     _minari()
     scripted, _, script = str(source).partition(":")
     run, named = (None, None) if scripted == SCRIPTED else locate_step(source, runs_dir, trust)
@@ -92,7 +92,7 @@ def write(output: Path, env: BatchEnv, config: RunConfig, source: str, episodes:
 
     `source`: name of the policy, for the metadata. Raises `UserError` if `output` exists.
     """
-    output = _free(output)
+    output = _new_path(output)
     with making(output) as building:
         spaces_ = _recorded_space(env), env.action_space
         data = _minari().MinariStorage.new(building, *spaces_, data_format="hdf5", jpeg_encoding=False)
@@ -103,7 +103,7 @@ def write(output: Path, env: BatchEnv, config: RunConfig, source: str, episodes:
     return output
 
 
-def _free(output: str | Path) -> Path:
+def _new_path(output: str | Path) -> Path:
     """Return the absolute path of `output`. Raises `UserError` if it exists or cannot be written."""
     output = Path(output).expanduser().absolute()  # Minari mishandles a relative path: it joins the path with itself
     with contextlib.suppress(OSError):  # a place that cannot be read: `check_output` says so

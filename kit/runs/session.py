@@ -125,7 +125,7 @@ class Session:
             training = None
             try:
                 training = Training(
-                    self.run, self.status, self.requests, self._monitor, self._should_stop, self._notify
+                    self.run, self.status, self.requests, self._monitor, self._should_stop, self._say
                 )
                 return self._train(training, shrink_message)
             except Exception as error:
@@ -149,7 +149,7 @@ class Session:
             self.status.set(phase="opening the store")
             self._sync = start_sync(self.run.path, self.run.config.store)
         if shrink_message:
-            self._notify(shrink_message)
+            self._say(shrink_message)
             training.metrics.add(training.step, {"run/n_envs": int(training.config.n_envs)})
         self._rate_from, self._training = None, training
         self.status.set(state="running", phase="training")
@@ -173,7 +173,7 @@ class Session:
         write_atomic(self.run.path / "config.yaml", algorithm.with_n_envs(config, n_envs).to_yaml())
         self.run = Run(self.run.path)
         message = f"memory ran out with {config.n_envs:,} envs ({shortage}); going on with {n_envs:,}"
-        self._notify(message)
+        self._say(message)
         return message
 
     # -- ending ----------------------------------------------------------------------------------------------------
@@ -194,9 +194,9 @@ class Session:
         step = max(training.writer.step, 0)
         self.status.set(state="interrupted", step=step)
         message = f"{reason}; resume goes on from step {step:,}"
-        self._notify(message)
+        self._say(message)
         if not self._drain(training.writer.step, INTERRUPTED_DRAIN_S):
-            self._notify(f"{message}, which is on this machine only: {self._copied()}")
+            self._say(f"{message}, which is on this machine only: {self._copied()}")
         training.close()
         return INTERRUPTED
 
@@ -218,7 +218,7 @@ class Session:
         if not self._drain(step, FINISHED_DRAIN_S):
             copier_ended = self._sync is not None and self._sync.is_done()
             what_next = "`kit resume` repeats the upload" if copier_ended else "the copier continues in the background"
-            self._notify(f"done, but step {step:,} has not arrived in {store} yet; {what_next}")
+            self._say(f"done, but step {step:,} has not arrived in {store} yet; {what_next}")
         return DONE
 
     def _freeze_progress(self) -> None:
@@ -238,7 +238,7 @@ class Session:
         try:
             record(self.run, episodes=1, on_frame=check_hurry)
         except Exception as error:
-            self._notify(f"done, without a video for the run's page: {error}")
+            self._say(f"done, without a video for the run's page: {error}")
         self.status.set(phase="finished")
 
     def _copied(self) -> str:
@@ -298,7 +298,7 @@ class Session:
         with self.run.log_path.open("ab") as log:
             for terminal in self._terminals:
                 os.dup2(log.fileno(), terminal)
-        self._notify(f"the terminal was closed; training goes on (kit stop {self.run.name} ends it)")
+        self._say(f"the terminal was closed; training goes on (kit stop {self.run.name} ends it)")
 
     def _watch(self) -> None:
         """Check commands and time limit, report progress (five times a second), write status.json (once a second)."""
@@ -310,7 +310,7 @@ class Session:
             except Exception as error:  # the thread must survive and poll again
                 if (text := f"{type(error).__name__}: {error}") != last_error:
                     last_error = text
-                    self._notify(f"error in the thread that polls commands: {text}")
+                    self._say(f"error in the thread that polls commands: {text}")
 
     def _poll(self, ticks: int) -> None:
         for command in control.take(self.run.path):
@@ -361,7 +361,7 @@ class Session:
             rate = (step - start_step) / elapsed_s
             self.status.set(steps_per_s=rate, eta_s=max(0, training.config.total_steps - step) / rate)
 
-    def _notify(self, message: str) -> None:
+    def _say(self, message: str) -> None:
         """Print `message` and show it in status.json."""
         with contextlib.suppress(OSError):  # the log's disk is full, or the terminal is gone
             print(message, flush=True)

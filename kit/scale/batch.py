@@ -34,7 +34,7 @@ from kit.runs.warm_start import warm_start
 from kit.scale.background import Background, JobRow, job_rows
 from kit.scale.work import KEYS, Engine, Results, StoredWork, bar, run_all
 from kit.stores import absolute, lease, list_runs, open_store
-from kit.stores.redact import redact, restores
+from kit.stores.redact import may_be_unredacted, redact
 from kit.trust import mark_source, permit
 
 RUN_BYTES = 1_000_000_000
@@ -85,7 +85,7 @@ class Job(StoredWork):
             same_keys = {key: current.get(key) for key in value} if isinstance(value, dict) else current
             if value in (current if is_known else same_keys, asked[name]):
                 continue
-            if name == "env_options" and value and restores(value, same_keys):
+            if name == "env_options" and value and may_be_unredacted(value, same_keys):
                 changes[name] = {**existing[name], **value}
             elif may_change:
                 changes[name] = value

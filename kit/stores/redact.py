@@ -69,7 +69,7 @@ def redact_config(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: None if name in EMPTIED and clean[name] != values[name] else clean[name] for name in clean}
 
 
-def restores(whole: Any, redacted: Any) -> bool:
+def may_be_unredacted(whole: Any, redacted: Any) -> bool:
     """Whether `redacted` can be the redacted form of `whole`, and `whole` contains no "(hidden)"."""
     redacted_json, whole_json = (json.dumps(value, sort_keys=True) for value in (redacted, whole))
     pattern = re.escape(redacted_json).replace(re.escape(HIDDEN), ".+")

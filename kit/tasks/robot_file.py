@@ -33,7 +33,7 @@ def load(robot: str) -> mujoco.MjSpec:
             spec = mujoco.MjSpec.from_file(str(path))
         except ValueError as error:
             raise _unreadable(robot, error) from None
-        without_sensors(spec)
+        delete_sensors(spec)
     for part in [*spec.pairs, *spec.worldbody.geoms]:  # pairs first: deleting a geom also deletes its pairs
         spec.delete(part)
     if (geom := spec.geom("floor")) is not None:
@@ -81,11 +81,11 @@ def fetch(robot: str, entry: str | None = None) -> mujoco.MjSpec:
             f"the model of {robot} could not be fetched ({error}); connect to the internet once, or set MENAGERIE_ROOT "
             "to a folder that holds it."
         ) from error
-    without_sensors(spec)
+    delete_sensors(spec)
     return spec
 
 
-def without_sensors(spec: mujoco.MjSpec) -> None:
+def delete_sensors(spec: mujoco.MjSpec) -> None:
     """Delete the sensors and cameras of `spec`."""
     for part in [*spec.sensors, *spec.cameras]:
         spec.delete(part)

@@ -63,7 +63,7 @@ class Actor(nn.Module):
     def preprocess(self, obs: Obs) -> Obs:
         """Convert the env's `obs` to inputs of the policy: apply the view, then the normaliser."""
         obs = self.view(obs)
-        return obs if self.normalizer is None else self.normalizer.observe(obs)
+        return obs if self.normalizer is None else self.normalizer.scale_obs(obs)
 
     def to_env(self, actions: torch.Tensor) -> torch.Tensor:
         """Convert the policy's actions to env actions: reshape, and `unscale` if the policy squashes them with tanh."""

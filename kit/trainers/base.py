@@ -206,7 +206,7 @@ class TensorTrainer(BaseAlgorithm):
         """SB3's `predict`, for observations that are not normalised; the trainer's normaliser, if any, is applied."""
         if self.normalizer is not None:
             tensors = tree_map(lambda x: torch.as_tensor(x, device=self.device), observation)
-            observation = tree_map(lambda x: x.cpu().numpy(), self.normalizer.observe(tensors))
+            observation = tree_map(lambda x: x.cpu().numpy(), self.normalizer.scale_obs(tensors))
         return super().predict(observation, state, episode_start, deterministic)
 
     # -- statistics ------------------------------------------------------------------------------------------------

@@ -82,7 +82,7 @@ class Normalizer:
                 if name in self.obs_moments:
                     self.obs_moments[name].update(entry)
 
-    def observe(self, obs: Obs) -> Obs:
+    def scale_obs(self, obs: Obs) -> Obs:
         """Scale `obs` (n, ...) for the policy, to float32; the statistics stay unchanged."""
         if not self.norm_obs:
             return obs

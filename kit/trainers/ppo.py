@@ -199,7 +199,7 @@ class PPO(ProximalTrainer, sb3.PPO):
         raw = obs if self.normalizer is None else self.normalizer.unscaled(obs)
         columns = {name: mirror.obs[name.removeprefix("obs").removeprefix(".")](x) for name, x in leaves("obs", raw)}
         image = from_leaves("obs", columns)
-        return image if self.normalizer is None else self.normalizer.observe(image)
+        return image if self.normalizer is None else self.normalizer.scale_obs(image)
 
     def warm_start(self, state: State) -> None:
         if not self.critic_warmup:

@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from kit.tasks.mission.rules import ARENA_M, ATTACKERS, COMMANDS, MOTION_HZ, UNIT_M, Rules
+from kit.tasks.mission.rules import ARENA_M, ATTACKERS, COMMANDS, MOTION_HZ, UNIT_RADIUS_M, Rules
 
 HALF, TICKS = ARENA_M / 2, 5
 WAYS = [(0.0, 0.0)] + [(math.cos(k * math.pi / 4), math.sin(k * math.pi / 4)) for k in range(8)]
@@ -72,8 +72,8 @@ class PlainMission(gymnasium.Env):
         """Return the position (x, y), moved out of all obstacles."""
         for cx, cy, r in self.discs:
             far = math.hypot(x - cx, y - cy)
-            if 0 < far < r + UNIT_M:
-                x, y = cx + (x - cx) * (r + UNIT_M) / far, cy + (y - cy) * (r + UNIT_M) / far
+            if 0 < far < r + UNIT_RADIUS_M:
+                x, y = cx + (x - cx) * (r + UNIT_RADIUS_M) / far, cy + (y - cy) * (r + UNIT_RADIUS_M) / far
         return x, y
 
     def hidden(self, ax: float, ay: float, bx: float, by: float) -> bool:
@@ -212,7 +212,7 @@ def within(d: dict[str, Any], x: float, y: float, far_m: float, cone_deg: float)
 
 
 def inside(x: float, y: float) -> tuple[float, float]:
-    edge = HALF - UNIT_M
+    edge = HALF - UNIT_RADIUS_M
     return min(max(x, -edge), edge), min(max(y, -edge), edge)
 
 

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 import kit
-from kit.stores.redact import one_line, redact, redact_bytes, restores
+from kit.stores.redact import may_be_unredacted, one_line, redact, redact_bytes
 
 dice = random.Random(0)
 WORD, UPPER = string.ascii_letters + string.digits, string.ascii_uppercase + string.digits
@@ -186,4 +186,4 @@ def test_a_config_opens_again_without_its_secrets() -> None:
     ],
 )
 def test_restores_accepts_only_values_for_the_hidden_parts(whole: dict[str, object], can_be: bool) -> None:
-    assert restores(whole, {"key": "Bearer (hidden)", "n": 3}) is can_be
+    assert may_be_unredacted(whole, {"key": "Bearer (hidden)", "n": 3}) is can_be

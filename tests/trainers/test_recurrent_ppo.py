@@ -171,7 +171,7 @@ def test_plain_sb3_contrib_loads_it_and_acts_as_the_actor_does(tmp_path: Path) -
     model.save(tmp_path / "model")
     stock, state = sb3_contrib.RecurrentPPO.load(tmp_path / "model", device="cpu"), None
     for obs, starts, expected in zip(OBS, STARTS, said, strict=True):
-        seen = model.normalizer.observe(torch.from_numpy(obs)).numpy()
+        seen = model.normalizer.scale_obs(torch.from_numpy(obs)).numpy()
         theirs, state = stock.predict(seen, state, starts, deterministic=True)
         np.testing.assert_allclose(theirs, expected, rtol=0, atol=1e-6)
 

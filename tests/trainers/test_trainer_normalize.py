@@ -50,7 +50,7 @@ def test_equals_vec_normalize() -> None:
 def test_reward_only() -> None:
     model = trainer("PPO", normalize={"norm_obs": False, "gamma": 0.5})
     obs = torch.ones(1, 3)
-    assert model.normalizer.observe(obs) is obs
+    assert model.normalizer.scale_obs(obs) is obs
     assert model.normalizer.gamma == 0.5
     assert trainer("PPO", normalize=True, gamma=0.9).normalizer.gamma == 0.9
 

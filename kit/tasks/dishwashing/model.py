@@ -28,7 +28,7 @@ REACH_M = 0.12
 """Greatest distance of the sponge from the centre of the sink, along x and along y."""
 HOVER_M = 0.06
 """Greatest height of the sponge above the plate."""
-MAT_M = 0.3
+BASE_M = 0.3
 """Radius of the invisible disc `base`, greater than the sponge's reach. The drawn mat has radius `PLATE_M` + 0.03."""
 MOST_SPEED_MPS = 0.4
 """Greatest commanded speed of the sponge along x and along y."""
@@ -82,8 +82,10 @@ def build_model() -> mujoco.MjModel:
     return spec.compile()
 
 
-def _box(body: mujoco.MjsBody, name: str, pos: tuple[float, ...], size: tuple[float, ...], rgba: tuple[float, ...],
-         kind: mujoco.mjtGeom = mujoco.mjtGeom.mjGEOM_BOX) -> mujoco.MjsGeom:  # fmt: skip
+def _add_visual(
+    body: mujoco.MjsBody, name: str, pos: tuple[float, ...], size: tuple[float, ...], rgba: tuple[float, ...],
+    kind: mujoco.mjtGeom = mujoco.mjtGeom.mjGEOM_BOX,
+) -> mujoco.MjsGeom:  # fmt: skip
     """Add a shape without contacts and without mass."""
     return body.add_geom(name=name, type=kind, pos=pos, size=[*size, *[0.0] * (3 - len(size))], rgba=rgba,
                          contype=0, conaffinity=0, mass=0)  # fmt: skip
@@ -92,30 +94,30 @@ def _box(body: mujoco.MjsBody, name: str, pos: tuple[float, ...], size: tuple[fl
 def _add_sink(spec: mujoco.MjSpec) -> None:
     inner, deep, thick = 0.27, 0.06, 0.006
     world, low, middle = spec.worldbody, -0.022 - thick, -0.022 + deep / 2
-    _box(world, "sink_floor", (0, 0, low), (inner, inner, thick), _STEEL)
+    _add_visual(world, "sink_floor", (0, 0, low), (inner, inner, thick), _STEEL)
     for axis, name in enumerate(("x", "y")):
         for side in (-1, 1):
             at, size = [0.0, 0.0, middle], [inner, inner, deep / 2]
             at[axis], size[axis] = side * (inner + thick), thick
-            _box(world, f"sink_{name}{side}", tuple(at), tuple(size), _STEEL)
+            _add_visual(world, f"sink_{name}{side}", tuple(at), tuple(size), _STEEL)
             at, size = [0.0, 0.0, middle + deep / 2 - 0.01], [0.75, 0.75, 0.01]
             at[axis], size[axis] = side * (inner + 0.24 + 2 * thick), 0.24
             if axis:
                 size[0] = inner + 2 * thick
-            _box(world, f"counter_{name}{side}", tuple(at), tuple(size), _COUNTER)
+            _add_visual(world, f"counter_{name}{side}", tuple(at), tuple(size), _COUNTER)
 
 
 def _add_plate(spec: mujoco.MjSpec) -> None:
     plate = spec.worldbody.add_body(name=PLATE, mocap=True)
     disc = mujoco.mjtGeom.mjGEOM_CYLINDER
-    base = plate.add_geom(name=BASE, type=disc, pos=(0, 0, -0.01), size=(MAT_M, 0.01, 0))
+    base = plate.add_geom(name=BASE, type=disc, pos=(0, 0, -0.01), size=(BASE_M, 0.01, 0))
     base.contype = base.conaffinity = 0  # contacts only by the explicit pair
     base.group = 3  # not drawn
-    _box(plate, "mat", (0, 0, -0.012), (PLATE_M + 0.03, 0.009), _RUBBER, disc)
-    _box(plate, PLATE, (0, 0, -0.01), (PLATE_M, 0.01), (*RIM_RGB, 1), disc)
-    _box(plate, WELL, (0, 0, -0.0005), (WELL_M, 0.001), (*CHINA_RGB, 1), disc)
+    _add_visual(plate, "mat", (0, 0, -0.012), (PLATE_M + 0.03, 0.009), _RUBBER, disc)
+    _add_visual(plate, PLATE, (0, 0, -0.01), (PLATE_M, 0.01), (*RIM_RGB, 1), disc)
+    _add_visual(plate, WELL, (0, 0, -0.0005), (WELL_M, 0.001), (*CHINA_RGB, 1), disc)
     for number, (x, y) in enumerate(cells()):
-        _box(plate, DIRT.format(number), (x, y, 0.0), (CELL_M / 2, CELL_M / 2, 0.0012), (0.45, 0.24, 0.08, 1))
+        _add_visual(plate, DIRT.format(number), (x, y, 0.0), (CELL_M / 2, CELL_M / 2, 0.0012), (0.45, 0.24, 0.08, 1))
 
 
 def _add_tool(spec: mujoco.MjSpec) -> None:
@@ -138,7 +140,7 @@ def _add_tool(spec: mujoco.MjSpec) -> None:
     ball = tool.add_geom(name=SPONGE, type=mujoco.mjtGeom.mjGEOM_SPHERE, pos=(0, 0, 0.03), size=(0.03, 0, 0), mass=1.0)
     ball.contype = ball.conaffinity = 0
     ball.group = 3  # not drawn
-    _box(tool, "scourer", (0, 0, 0.004), (0.034, 0.024, 0.004), (0.16, 0.45, 0.24, 1))
-    _box(tool, "foam", (0, 0, 0.018), (0.034, 0.024, 0.010), (0.96, 0.80, 0.22, 1))
-    rod = _box(tool, "rod", (0, 0, 0), (0.008,), (0.22, 0.25, 0.29, 1), mujoco.mjtGeom.mjGEOM_CAPSULE)
+    _add_visual(tool, "scourer", (0, 0, 0.004), (0.034, 0.024, 0.004), (0.16, 0.45, 0.24, 1))
+    _add_visual(tool, "foam", (0, 0, 0.018), (0.034, 0.024, 0.010), (0.96, 0.80, 0.22, 1))
+    rod = _add_visual(tool, "rod", (0, 0, 0), (0.008,), (0.22, 0.25, 0.29, 1), mujoco.mjtGeom.mjGEOM_CAPSULE)
     rod.fromto = [0, 0, 0.03, 0, 0.22, 0.16]

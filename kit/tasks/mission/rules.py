@@ -14,7 +14,7 @@ ARENA_M = 200.0
 GROUND, AIR, DEFENDERS, OBSTACLES = 2, 2, 3, 8
 ATTACKERS = GROUND + AIR
 """Number of attackers; ground units come first."""
-UNIT_M = 1.0
+UNIT_RADIUS_M = 1.0
 """Radius of a ground unit and of a defender."""
 COMMAND_HZ, MOTION_HZ = 4, 20
 COMMANDS = 1200

@@ -19,17 +19,17 @@ from dataclasses import fields
 from typing import Any
 
 from kit.sim.kernels import wp
-from kit.tasks.mission.rules import ARENA_M, COMMAND_HZ, COMMANDS, MOTION_HZ, OBSTACLES, UNIT_M, Rules
+from kit.tasks.mission.rules import ARENA_M, COMMAND_HZ, COMMANDS, MOTION_HZ, OBSTACLES, UNIT_RADIUS_M, Rules
 
 wp.set_module_options({"enable_backward": False, "max_unroll": OBSTACLES, "optimization_level": 3})
 
 Three, Four, Discs = (wp.types.matrix(shape=(rows, 4), dtype=float) for rows in (3, 4, OBSTACLES))
 HALF = wp.constant(0.5 * ARENA_M)
-UNIT = wp.constant(UNIT_M)
+UNIT = wp.constant(UNIT_RADIUS_M)
 NOWHERE = wp.constant(wp.vec4(1.0e4, 1.0e4, 0.0, 0.0))
 NEAR = wp.constant(1.0 / 30.0)
 """Scale of observed positions, 1/m. It is large because a few metres matter: a defender tags within 5 m."""
-REACH = wp.constant(UNIT_M + 8.0 / COMMAND_HZ)
+REACH = wp.constant(UNIT_RADIUS_M + 8.0 / COMMAND_HZ)
 """Unit radius plus the longest way on the ground per command (2 m), m. At most one obstacle is within this distance."""
 EPISODE = wp.constant(float(COMMANDS))
 BASE_Y = wp.constant(-90.0)

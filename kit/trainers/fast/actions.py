@@ -130,13 +130,13 @@ class Categorical(Actions):
     def __init__(self, policy: ActorCriticPolicy) -> None:
         space, device = policy.action_space, policy.device
         counts = [int(space.n)] if isinstance(space, spaces.Discrete) else space.nvec.tolist()  # type: ignore[attr-defined]
-        self._shape, self._choices, self._most = space.shape or (), len(counts), max(counts)
+        self._shape, self._groups, self._categories = space.shape or (), len(counts), max(counts)
         self._last = torch.tensor(counts, device=device) - 1
-        valid = torch.arange(self._most, device=device) <= self._last.unsqueeze(1)
+        valid = torch.arange(self._categories, device=device) <= self._last.unsqueeze(1)
         self._columns = None if bool(valid.all()) else valid.flatten().nonzero().flatten()
 
     def draw_noise(self, rollout: Rollout) -> None:
-        self._noise = torch.rand(rollout.n_steps, rollout.n_envs, self._choices, 1, device=self._last.device)
+        self._noise = torch.rand(rollout.n_steps, rollout.n_envs, self._groups, 1, device=self._last.device)
 
     def noise(self, step: int) -> Tensors:
         return (self._noise[step],)
@@ -148,7 +148,7 @@ class Categorical(Actions):
         return actions.view(-1, *self._shape), self._log_prob(log_p, actions)
 
     def evaluate(self, out: torch.Tensor, actions: torch.Tensor) -> Tensors:
-        self._actions = actions.long().view(-1, self._choices)
+        self._actions = actions.long().view(-1, self._groups)
         self._logs = self._log_p(out)
         self._p = self._logs.exp()
         entropy = torch.dot(self._p.flatten(), self._logs.flatten()).div_(-len(out))  # H = -Σ p log p
@@ -158,7 +158,7 @@ class Categorical(Actions):
         # ∂ log π / ∂ logit = [chosen] - p, ∂ H / ∂ logit = -p (log p + H)
         upstream = log_prob_grad.view(-1, 1, 1)
         logit_grad = self._p * -upstream
-        logit_grad.scatter_add_(2, self._actions.unsqueeze(2), upstream.expand(-1, self._choices, 1))
+        logit_grad.scatter_add_(2, self._actions.unsqueeze(2), upstream.expand(-1, self._groups, 1))
         if isinstance(entropy_grad, torch.Tensor) or entropy_grad:
             weighted = self._p * self._logs
             weighted.addcmul_(self._p, weighted.sum(2, keepdim=True), value=-1)
@@ -169,9 +169,9 @@ class Categorical(Actions):
     def _log_p(self, out: torch.Tensor) -> torch.Tensor:
         """Return log p (B, G, K) from the logits `out` (B, outputs)."""
         if self._columns is not None:
-            padded = out.new_full((len(out), self._choices * self._most), ABSENT_LOGIT)
+            padded = out.new_full((len(out), self._groups * self._categories), ABSENT_LOGIT)
             out = padded.index_copy_(1, self._columns, out)
-        logits = out.reshape(-1, self._choices, self._most)
+        logits = out.reshape(-1, self._groups, self._categories)
         logits = logits - logits.amax(-1, keepdim=True)  # torch's log_softmax takes five times as long for 9 numbers
         return logits.sub_(logits.exp().sum(-1, keepdim=True).log_())
 
