@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import sysconfig
 import textwrap
+import traceback
 from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+_PACKAGES = Path(__file__).parent, Path(sysconfig.get_path("stdlib"))
+"""Folders of kit and of Python, whose files are not the user's."""
 
 
 class UserError(ValueError):
@@ -44,6 +50,23 @@ def suggest(name: str, valid: Iterable[str]) -> str:
 def first_line(error: BaseException) -> str:
     """Return the first line of the message of `error`, or its class's name if it has none."""
     return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def explain(error: BaseException) -> str:
+    """Describe an error in one sentence: one of kit's own by its message, another also by its type.
+
+    If it was raised in a file that is no part of a package, such as a task of the user's own, the file, line and
+    function come first: "own.py, line 33, in reward: KeyError: 'b'".
+    """
+    if type(error).__module__.startswith("kit.") and str(error):
+        return str(error)
+    text = f"{type(error).__name__}: {error}".removesuffix(": ")
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        file = Path(frame.filename)
+        is_package = "site-packages" in file.parts or any(map(file.is_relative_to, _PACKAGES))
+        if file.is_file() and not is_package:
+            return f"{file.name}, line {frame.lineno}, in {frame.name}: {text}"
+    return text
 
 
 def not_python(what: str, error: SyntaxError) -> UserError:

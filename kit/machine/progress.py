@@ -37,6 +37,14 @@ def add_earlier(bar: Any, amount: float) -> None:
     bar.initial, bar.n, bar.last_print_n = bar.initial + amount, bar.n + amount, bar.last_print_n + amount
 
 
+def set_total(bar: Any, total: float) -> None:
+    """Set the total of a progress bar that was made without one; a notebook's widget has a total of its own."""
+    bar.total = total
+    if container := getattr(bar, "container", None):
+        widget = container.children[1]
+        widget.max, widget.bar_style, widget.layout.width = max(total, 1), "", None
+
+
 def is_interactive() -> bool:
     """Return whether stderr is a terminal or a notebook's output, where a bar can be redrawn in place."""
     return host.kernel() is not None or sys.stderr.isatty()

@@ -23,7 +23,7 @@ from typing import Any
 
 from kit import envs
 from kit.config import RunConfig
-from kit.errors import Interrupted, UserError
+from kit.errors import Interrupted, UserError, explain
 from kit.machine import settings
 from kit.machine.progress import percent, progress_bar
 from kit.measure.auto import resolve
@@ -155,8 +155,7 @@ def wait_for_probe(process: subprocess.Popen[str], config: RunConfig) -> Speed:
     """Send the resolved `config` to a process started by `start_probe`; wait for the result. Raises `NotMeasured`."""
     out, err = process.communicate(json.dumps(config.to_dict()))
     if process.returncode:
-        last = (err.strip().splitlines() or [f"the probe ended with code {process.returncode}"])[-1]
-        reason = last.partition(": ")[2] or last  # without the exception's name
+        reason = (err.strip().splitlines() or [f"the probe ended with code {process.returncode}"])[-1]
         raise NotMeasured(f"The speed could not be measured: {reason}")
     speed = _cache[_key(config)] = Speed(**json.loads(out.strip().splitlines()[-1]))
     return speed
@@ -374,5 +373,8 @@ def bar(seconds: float, show: bool = True) -> Iterator[Report]:
 
 
 if __name__ == "__main__":
-    config = RunConfig.from_dict(json.load(sys.stdin))
-    print(json.dumps(dataclasses.asdict(probe(config, seconds=float(sys.argv[1]), show=False))))
+    try:
+        config = RunConfig.from_dict(json.load(sys.stdin))
+        print(json.dumps(dataclasses.asdict(probe(config, seconds=float(sys.argv[1]), show=False))))
+    except Exception as error:
+        sys.exit(explain(error))

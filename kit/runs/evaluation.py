@@ -89,7 +89,7 @@ class Evaluator:
         if not bool(torch.isfinite(returns).all()):
             raise UserError(
                 f"a reward of env={self._name!r} is NaN or infinite, in an evaluation; `kit check ENV` looks for "
-                "the step in your own task; correct it and resume from the last checkpoint."
+                "the step in your own task; correct it and resume (from the last checkpoint, if there is one)."
             )
         success = metrics.pop("success", None)
         minutes = lengths.mean().item() * self.env.control_dt_s / 60

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from kit import trust
 from kit.config import seconds
-from kit.errors import Interrupted, UserError
+from kit.errors import Interrupted, UserError, explain
 from kit.format import checkpoint
 from kit.format.files import write_atomic
 from kit.machine import memory
@@ -99,12 +99,15 @@ class Session:
             with self._monitor, listening(self._compiling), spot_watch(self.requests.stop):
                 code = self._train_and_shrink()
         except UserError as error:
+            self._progress()
             self.status.set(state="failed", message=str(error))
             raise
         except Exception as error:
             traceback.print_exc()
-            where = "the traceback is in worker.log" if self.run.log_path.exists() else "see the traceback"
-            self.status.set(state="failed", message=f"{type(error).__name__}: {error}; {where}")
+            self._progress()
+            log = f"{self.run.name}/{self.run.log_path.name}"
+            where = f"the traceback is in {log}" if self.run.log_path.exists() else "see the traceback"
+            self.status.set(state="failed", message=f"{explain(error)}; {where}")
             code = FAILED
         finally:
             self._over.set()

@@ -21,7 +21,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,12 @@ class Job(StoredWork):
     @property
     def run_path(self) -> Path | None:
         return self.path if self.exists else None
+
+    @cached_property
+    def _is_done_before(self) -> bool:
+        """Whether an earlier call of the batch has finished the run."""
+        status = Run(self.path).status() if self.exists else {}
+        return status.get("state") == "finished" and int(status["step"]) >= self.config.total_steps
 
     def changes(self) -> dict[str, Any]:
         """Return the requested fields that differ from the existing run's config.
@@ -138,6 +144,8 @@ class Job(StoredWork):
 
     def row(self) -> dict[str, Any]:
         total = {"name": self.config.run_name, "total_steps": self.config.total_steps}
+        if self.run is None and self._is_done_before:
+            self.run = Run(self.path)
         if self.run is None:
             state = {"state": "failed" if self.error else "waiting", "step": 0, "message": self.error or self.note}
             return {**dict.fromkeys(KEYS), **state, **total}

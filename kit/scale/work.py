@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from kit.errors import UserError, check_whole
 from kit.machine import limits
-from kit.machine.progress import add_earlier, progress_bar
+from kit.machine.progress import add_earlier, progress_bar, set_total
 from kit.runs.run import Run
+from kit.runs.status import WORKING
 from kit.stores.base import StoreError, Unusable
 
 if TYPE_CHECKING:
@@ -249,12 +250,14 @@ def bar(unit: str) -> Iterator[Callable[[Results], None]]:
                 if row["name"] not in known and row["state"] != "waiting":
                     known.add(row["name"])
                     add_earlier(shown, min(row["step"], row["total_steps"]))
-            done, failed, waiting = (results.of(state) for state in ("finished", "failed", "waiting"))
-            text = f"{done} of {len(results)} done, {len(results) - done - failed - waiting} at work"
-            text += f", {failed} failed" if failed else ""
+            states = Counter(row["state"] for row in results)
+            text = f"{states['finished']} of {len(results)} done, {sum(states[state] for state in WORKING)} at work"
+            for state, word in (("interrupted", "stopped"), ("failed", "failed")):
+                text += f", {states[state]} {word}" if states[state] else ""
             notes = Counter(row["message"] for row in results if row["state"] == "waiting" and row["message"])
             text += "".join(f"; {count} waiting: {note}" for note, count in notes.most_common(2))
-            shown.total = sum(row["total_steps"] for row in results)
+            if (total := sum(row["total_steps"] for row in results)) != shown.total:
+                set_total(shown, total)
             shown.set_description_str(text, refresh=False)
             shown.update(sum(min(row["step"], row["total_steps"]) for row in results) - shown.n)
 

@@ -35,18 +35,24 @@ def absolute(url: str) -> str:
 
 
 def _open(url: str, write: bool) -> Store:
-    match = _SCHEME.match(url)
-    scheme = match[1].lower() if match else ""
-    if "@" in url.partition("://")[2].partition("/")[0]:
-        raise UserError("store holds a user name or password; leave them out of the URL, set them in the environment.")
-    if not url.strip() or "\0" in url or "\n" in url:
-        raise Unusable(url, "is empty or not one line; use a path, drive:folder, hf://user/repo or s3://bucket.")
+    scheme = check_url(url)
     if scheme == "hf":
         return HubStore(url, write)
     if scheme == "gdrive-link":
         return GoogleDriveLink(url, write)
     if "://" in url and scheme != "file":
         return BucketStore(url, write)
-    if scheme not in ("", "drive", "file"):
-        raise Unusable(url, "has an unknown scheme; use a path, drive:folder, hf://user/repo or s3://bucket/prefix.")
     return DirectoryStore(url, write)
+
+
+def check_url(url: str) -> str:
+    """Return the URL's scheme, "" for a path. Raises `UserError` for a URL that no store has. Asks no store."""
+    match = _SCHEME.match(url)
+    scheme = match[1].lower() if match else ""
+    if "@" in url.partition("://")[2].partition("/")[0]:
+        raise UserError("store holds a user name or password; leave them out of the URL, set them in the environment.")
+    if not url.strip() or "\0" in url or "\n" in url:
+        raise Unusable(url, "is empty or not one line; use a path, drive:folder, hf://user/repo or s3://bucket.")
+    if "://" not in url and scheme not in ("", "drive", "file", "gdrive-link", "hf"):
+        raise Unusable(url, "has an unknown scheme; use a path, drive:folder, hf://user/repo or s3://bucket/prefix.")
+    return scheme

@@ -265,7 +265,7 @@ class TensorTrainer(BaseAlgorithm):
             raise UserError(
                 f"a reward, an observation or the policy is NaN or infinite, before step {self.num_timesteps:,}; `kit "
                 "check ENV` looks for the step in your own task (the cause may also be a loss of your own or a large "
-                "learning rate); correct it and resume from the last checkpoint."
+                "learning rate); correct it and resume (from the last checkpoint, if there is one)."
             )
 
     # -- exact state -----------------------------------------------------------------------------------------------

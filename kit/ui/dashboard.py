@@ -16,7 +16,7 @@ from typing import Any, Self
 import numpy as np
 
 from kit.config import seconds
-from kit.errors import need
+from kit.errors import explain, need
 from kit.format.files import GrowingRows
 from kit.runs.api import resume
 from kit.runs.divergence import recordings, video_path
@@ -159,7 +159,7 @@ class Dashboard:
             try:
                 work()
             except Exception as error:
-                self.say(str(error) or type(error).__name__, bad=True)
+                self.say(explain(error), bad=True)
                 if self.run is not None:
                     self._draw_buttons(self.run.status()["state"])
                 self._on_change()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kit.config import RunConfig
-from kit.errors import UserError
+from kit.errors import UserError, explain
 from kit.machine import places
 from kit.measure import advice, speed
 from kit.measure.auto import resolve
@@ -107,4 +107,4 @@ class Estimator:
                 estimate += f" {name_or_count(at_work, 'is training too, so both', 'train, so all')} are slower."
             show(estimate, True)
         except Exception as error:
-            show(str(error) or type(error).__name__, isinstance(error, speed.NotMeasured))
+            show(explain(error), isinstance(error, speed.NotMeasured))

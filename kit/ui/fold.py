@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from kit.errors import explain
 from kit.ui import style
 
 
@@ -89,7 +90,7 @@ class PageFold(Fold):
                 page = self._make(*chosen)._repr_html_()
                 failed = False
             except Exception as error:
-                page, failed = style.wrap(style.note(str(error) or type(error).__name__, bad=True)), True
+                page, failed = style.wrap(style.note(explain(error), bad=True)), True
             if chosen == self._drawn:
                 self.page.value = page
                 self._drawn = None if failed else chosen  # a failed page is made again when the section is opened

@@ -7,10 +7,11 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from kit import envs
-from kit.errors import need
+from kit.errors import explain, need
 from kit.runs.api import branch, resume
 from kit.runs.export import export
 from kit.runs.finding import local_runs
@@ -71,6 +72,7 @@ class NextSteps:
             self.dashboard._build(w)
             cells.when_run_again(self.dashboard.close)
         self.run: Run | None = None
+        self._started: Path | None = None  # the run that a button here has started
         self._viewer: Any = None
         whose = "the form's settings" if isinstance(self.dashboard, TrainPanel) else "this run's settings"
         fork = f"Start a new run from the best policy of this run, with {whose}"
@@ -101,9 +103,12 @@ class NextSteps:
 
     def choose(self, run: Run) -> None:
         """Show the buttons for `run` if it has ended with a policy, else hide them."""
-        if self.run is None or self.run.path != run.path:
-            if not run.is_working():  # else a button has started it; keep that button's message
-                self._say("")
+        changed, ended = self.run is None or self.run.path != run.path, not run.is_working()
+        is_started = run.path == self._started  # by a button, whose message stays until the run has ended
+        if ended if is_started else changed:
+            self._say("")
+            self._started = None
+        if changed:
             self._close_viewer()
             self.below.children = []
         self.run = run
@@ -130,7 +135,7 @@ class NextSteps:
             try:
                 self._say(action(run) if run is not None else "")
             except Exception as error:
-                self._say(str(error) or type(error).__name__, bad=True)
+                self._say(explain(error), bad=True)
             finally:
                 button.disabled = False
 
@@ -144,6 +149,7 @@ class NextSteps:
 
     def _longer(self, run: Run) -> str:
         total_steps = _more_steps(run)
+        self._started = run.path
         where = self._watch(longer := resume(run.path, background=True, total_steps=total_steps))
         self.choose(longer)  # its config has the new number of steps
         return f"{run.name} trains on, to {total_steps:,} steps: see {where}."
@@ -151,6 +157,7 @@ class NextSteps:
     def _branch(self, run: Run) -> str:
         panel = self.dashboard
         new = panel.launch(run.path) if isinstance(panel, TrainPanel) else branch(run)
+        self._started = new.path
         where = self._watch(new)
         later = " When it ends, its report appears here." if self._is_above else ""
         return f"{new.name} starts from the best policy of {run.name}: see {where}.{later}"

@@ -20,6 +20,7 @@ from kit.runs import directory
 from kit.runs.api import launch, resume_existing
 from kit.runs.finding import local_runs
 from kit.runs.run import Run
+from kit.stores.urls import check_url
 from kit.trust import named_files
 from kit.ui import as_code, style
 from kit.ui.dashboard import Dashboard
@@ -205,7 +206,7 @@ class TrainPanel(Panel):
         self.train_button.on_click(lambda _: self._train())
         self.label = w.HTML(layout=w.Layout(margin="2px 0 4px 0"), style=self._html_style, _dom_classes=("kit-label",))
         self.form = Form(self.config, self._typed, self.dollars_per_hour)
-        self.estimator = Estimator(self._show_label, self.form.hyper.show)
+        self.estimator = Estimator(self._refuse, self.form.hyper.show)
         self.pasted = w.Textarea(
             placeholder="Paste a config in YAML (such as a run's config.yaml) to fill the form.",
             continuous_update=False, layout=w.Layout(width="100%", height="72px"), tooltip="a config in YAML",
@@ -276,6 +277,11 @@ class TrainPanel(Panel):
 
     def _beat(self) -> None:
         super()._beat()
+        run = self.run
+        if run is not None and not run.path.exists() and run.path.parent.exists():
+            self._free_name()
+            self.leave()
+            self.say(f"{run.name} was deleted or renamed.")
         runs = working_runs(self.config.runs_dir)
         self._draw_watch_button(runs)
         names, files = {run.name for run in runs}, file_times(self.config)
@@ -316,11 +322,10 @@ class TrainPanel(Panel):
             self._at_work, self._files = {run.name for run in runs}, file_times(self.config)
             if self.config.run_name and not self.is_working:
                 directory.free(self.config)
+            if self.config.store:
+                check_url(self.config.store)
         except UserError as error:
-            self._show_label(str(error), False)
-            if not self.is_working:
-                self.choices.set_title("Settings, one of them wrong")
-                self.code.choose(error)
+            self._refuse(str(error), False)
             return
         self._update_title()
         self._draw_watch_button(runs)
@@ -341,6 +346,13 @@ class TrainPanel(Panel):
             self.pasted.value = ""
         except UserError as error:
             self._show_label(str(error), False)
+
+    def _refuse(self, message: str, valid: bool) -> None:
+        """Show a message about the form. Unless `valid`, title and code say that a setting is wrong."""
+        self._show_label(message, valid)
+        if not valid and not self.is_working:
+            self.choices.set_title("Settings, one of them wrong")
+            self.code.choose(UserError(message))
 
     def _show_label(self, message: str, valid: bool) -> None:
         """Show a message above the buttons. Unless `valid`, mark the entry that the message names and disable Train."""
@@ -399,6 +411,7 @@ class TrainPanel(Panel):
             run = self.launch()
         except UserError as error:
             self.say("")
+            self._files = file_times(self.config)  # else the next beat, after an edit of a file, would hide the error
             self._show_label(str(error), valid=False)
             self.train_button.disabled = self.is_working  # the cause may lie outside the form, such as no connection
             return

@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 from typing import Self
 
-from kit.errors import UserError, need
+from kit.errors import UserError, explain, need
 from kit.runs.finding import is_url, locate
 from kit.runs.run import Run, opened
 from kit.ui import heartbeat, style
@@ -114,7 +114,7 @@ class RunPicker:
                 self._draw()
                 self._say(f"{store}: {len(lines)} run{'' if len(lines) == 1 else 's'}.")
             except Exception as error:
-                self._say(str(error) or type(error).__name__, bad=True)
+                self._say(explain(error), bad=True)
 
         self.store = store
         self._say(f"Listing the runs in {store}…")

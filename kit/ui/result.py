@@ -125,8 +125,10 @@ def result(run: Run, warning: str = "") -> style.Page:
 
 
 def last_test(run: Run) -> dict[str, Any] | None:
-    """Return the metrics of the final test, or None without one."""
-    return next((row for row in reversed(run.rows()) if "test/step" in row), None)
+    """Return the metrics of the final test; None without one, or if the run was trained further since."""
+    rows = run.rows()
+    test = next((row for row in reversed(rows) if "test/step" in row), None)
+    return test if test is None or test["step"] >= rows[-1]["step"] else None
 
 
 def tested(run: Run) -> str:

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-from kit.errors import UserError, need
+from kit.errors import UserError, explain, need
 from kit.runs.api import remove, rename, resume
 from kit.runs.finding import is_url, run_folders
 from kit.runs.run import Run
@@ -430,7 +430,7 @@ class RunsPage:
         try:
             action()
         except Exception as error:
-            self._say(str(error) or type(error).__name__, bad=True)
+            self._say(explain(error), bad=True)
 
 
 def runs(source: Source = "runs") -> RunsPage:

@@ -21,8 +21,11 @@ from kit.envs.gym import TaskEnv, TaskVectorEnv
 from kit.envs.gymnasium_env import GymnasiumEnv
 from kit.envs.options import Options, number
 from kit.envs.sb3 import TensorVecEnv
-from kit.errors import UserError
+from kit.errors import UserError, explain
+from kit.measure import speed
+from kit.runs.session import Session
 from tests.envs.corridor import PIXELS, Corridor, Walk
+from tests.runs.crash import create
 
 OURS = "tests.envs.corridor:Corridor"
 
@@ -293,3 +296,26 @@ def test_ids_registered_in_the_process_train_in_the_foreground(tmp_path: Path) -
         overrides={"n_steps": 16, "batch_size": 32, "n_epochs": 1},
     )  # fmt: skip
     assert run.status()["state"] == "finished"
+
+
+BROKEN = """
+from tests.envs.slide import Slide
+
+class Broken(Slide):
+    def reward(self, action):
+        return {"a": 1.0}["b"]
+"""
+
+
+def test_an_error_in_an_own_task_names_file_line_and_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken.py").write_text(BROKEN)
+    monkeypatch.syspath_prepend(tmp_path)
+    where = "broken.py, line 6, in reward: KeyError: 'b'"
+    run = create(tmp_path / "runs", "run", env="broken:Broken")
+    assert Session(run.path)() == 1
+    assert run.status()["message"].startswith(f"{where}; ")
+    config = kit.resolve(kit.RunConfig(env="broken:Broken", n_envs=2, threads=1))
+    with pytest.raises(speed.NotMeasured, match=where):
+        speed.wait_for_probe(speed.start_probe(config, seconds=0.5), config)
+    assert explain(UserError("gamma=2 is wrong.")) == "gamma=2 is wrong."
+    assert explain(OSError("no room")) == "OSError: no room" and explain(KeyError()) == "KeyError"

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from kit.machine.progress import LINE_EVERY_S, ProgressLines, add_earlier, progress_bar
+from kit.machine.progress import LINE_EVERY_S, ProgressLines, add_earlier, progress_bar, set_total
 
 
 class Clock:
@@ -69,3 +69,12 @@ def test_earlier_steps_do_not_count_in_the_rate() -> None:
         bar.update(100)
         shown = bar.format_dict | {"elapsed": 10.0, "rate": None, "bar_format": None, "unit_scale": False}
         assert "10.00step/s" in bar.format_meter(**shown)
+
+
+def test_a_bar_without_a_total_gets_one_in_a_notebook_too() -> None:
+    notebook = pytest.importorskip("tqdm.notebook", reason="could not import 'tqdm.notebook'")
+    pytest.importorskip("ipywidgets")
+    bar = notebook.tqdm(total=None, display=False)
+    set_total(bar, 300)
+    widget = bar.container.children[1]
+    assert (bar.total, widget.max) == (300, 300), "else the widget would stay full"

@@ -125,6 +125,11 @@ def test_waiting_job_reports_the_reason_and_since_when(tmp_path, monkeypatch, ca
     with work.bar("step") as tell:
         tell(Results([], [{"name": "b", "state": "waiting", "step": 0, "total_steps": 1, "message": told[-1][3]}]))
     assert f"0 of 1 done, 0 at work; 1 waiting: {told[-1][3]}" in capsys.readouterr().err
+    rows = [{"name": state, "state": state, "step": 1, "total_steps": 1, "message": ""}
+            for state in ("finished", "interrupted", "running", "failed")]  # fmt: skip
+    with work.bar("step") as tell:
+        tell(Results([], rows))
+    assert "1 of 4 done, 1 at work, 1 stopped, 1 failed" in capsys.readouterr().err
     (tmp_path / "lost").mkdir()
     odd = {"owner": "another", "host": "x", "since": 0, "expires": float("inf")}
     open_store(tmp_path / "held").put({"held/lease.json": json.dumps(odd).encode()})

@@ -357,6 +357,38 @@ def test_a_refused_launch_shows_its_error_in_the_panel(panel: TrainPanel, monkey
     assert "token" not in panel.label.value, "an edit must clear the old error"
 
 
+def test_a_refusal_stays_although_a_file_has_changed_before_the_press(
+    panel: TrainPanel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(config: RunConfig, start_from: None = None) -> Any:
+        raise UserError("env='own:Task': reward() returned shape (8, 1).")
+
+    monkeypatch.setattr(panel_module, "launch", refuse)
+    monkeypatch.setattr(panel_module, "file_times", lambda config: {Path("own.py"): 2})  # saved just before
+    panel.train_button.click()
+    wait_for(lambda: "reward() returned" in panel.label.value and not panel._starting)
+    panel._beat()
+    assert "reward() returned" in panel.label.value
+
+
+def test_a_store_that_cannot_exist_is_refused_before_train_is_pressed(panel: TrainPanel) -> None:
+    panel.form.entries["store"].value = "nowhere:x"
+    assert "has an unknown scheme" in panel.label.value and panel.train_button.disabled
+    assert "kit-wrong" in panel.form.entries["store"]._dom_classes
+    panel.form.entries["store"].value = ""
+    panel.form.entries["env"].value = "Reech"
+    wait_for(lambda: "did you mean Reach" in panel.label.value)
+    assert panel.choices.button.description.endswith("Settings, one of them wrong")
+
+
+def test_a_run_that_was_deleted_or_renamed_elsewhere_leaves_the_panel(panel: TrainPanel, tmp_path: Path) -> None:
+    panel.attach(run := make_run(tmp_path, "gone"))
+    watch_to_the_end(panel)
+    run.path.rename(tmp_path / "new-name")
+    panel._beat()
+    assert panel.run is None and "gone was deleted or renamed" in panel._message.value
+
+
 def test_without_a_user_it_trains_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KIT_HEADLESS", "1")
     monkeypatch.setattr(panel_module, "launch", lambda config, start_from=None: make_run(tmp_path, "ok"))

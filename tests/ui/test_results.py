@@ -92,6 +92,9 @@ def test_a_report_says_that_the_test_used_new_episodes(tmp_path: Path) -> None:
     assert said in repr(shown) and said in shown._repr_html_()
     rate = "(finished): 19 of 20 new episodes; the true rate is probably 79 to 100 %."
     assert rate in repr(shown)
+    with (run.path / "metrics.jsonl").open("a") as rows:  # trained further
+        rows.write(json.dumps({"step": 800, "eval/success_rate": 0.97}) + "\n")
+    assert "new episodes" not in repr(result.result(run)), "the test was of an earlier policy"
     set_status(run.path, success_rate=0.5)
     assert result.sentence(run).endswith("(finished)."), "a rate that is not of the test has another number of episodes"
     assert "no result yet" in result.sentence(make_run(tmp_path, "new", success_rate=None, mean_return=None))
