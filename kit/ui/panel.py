@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -245,6 +246,15 @@ class TrainPanel(Panel):
                 self.do(partial(self.form.hyper.show, run.requested, run.config))
                 return
         self._edited()
+        threading.Thread(target=self._name_stopped, name="stopped", daemon=True).start()
+
+    def _name_stopped(self) -> None:
+        """Say how the latest run goes on if this panel has started it, for example before a kernel's restart."""
+        latest = next(iter(local_runs(self.config.runs_dir)), None)
+        if latest is not None and self._is_own(latest) and (now := latest.status())["state"] == "interrupted":
+            how = f"02_resume, or `kit resume {latest.path}`, continues it"
+            if self.run is None:
+                self.say(f"{latest.name} stopped at step {now['step']:,}: {how}.")
 
     def _is_own(self, run: Run) -> bool:
         """Whether this cell's panel has started `run`, or else this notebook with the same `SAME` fields."""

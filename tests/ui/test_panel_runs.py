@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -39,6 +40,18 @@ def test_a_run_resumed_elsewhere_is_shown_again(tmp_path: Path) -> None:
         wait_for(lambda: "training" in text_of(panel, "kit-head") and not panel.choices.is_open)
     watch_to_the_end(panel)
     panel.estimator.cancel()
+
+
+def test_after_a_restart_the_panel_names_its_stopped_run(tmp_path: Path) -> None:
+    run = make_run(tmp_path, "half", state="interrupted")
+    shown = TrainPanel(RunConfig(runs_dir=str(tmp_path))).show()
+    wait_for(lambda: not any(thread.name == "stopped" for thread in threading.enumerate()))
+    assert "half stopped" not in shown._message.value, "a run that another panel has started"
+    (run.path / panel_module.MARK).write_text(panel_module.asked_for(RunConfig()))
+    again = TrainPanel(RunConfig(runs_dir=str(tmp_path))).show()
+    wait_for(lambda: "half stopped at step 600: 02_resume, or `kit resume " in again._message.value)
+    for panel in (shown, again):
+        panel.estimator.cancel()
 
 
 def test_a_panel_attaches_to_a_running_run_of_its_task(tmp_path: Path) -> None:
