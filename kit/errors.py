@@ -13,7 +13,8 @@ from types import ModuleType
 from typing import Any
 
 _PACKAGES = Path(__file__).parent, Path(sysconfig.get_path("stdlib"))
-"""Folders of kit and of Python, whose files are not the user's."""
+_PACKAGE_NAMES = {"site-packages", "dist-packages"}
+"""Folders of kit, of Python and of installed packages, whose files are not the user's."""
 
 
 class UserError(ValueError):
@@ -53,17 +54,20 @@ def first_line(error: BaseException) -> str:
 
 
 def explain(error: BaseException) -> str:
-    """Describe an error in one sentence: one of kit's own by its message, another also by its type.
+    """Describe an error in one line: one of kit's own by its message, another also by its type.
 
-    If it was raised in a file that is no part of a package, such as a task of the user's own, the file, line and
-    function come first: "own.py, line 33, in reward: KeyError: 'b'".
+    If it was raised in a file that belongs to no package, such as a task of the user's own, the file, line and function
+    come first: "own.py, line 33, in reward: KeyError: 'b'". A notebook's cell has a line, but no file.
     """
-    if type(error).__module__.startswith("kit.") and str(error):
-        return str(error)
-    text = f"{type(error).__name__}: {error}".removesuffix(": ")
+    message = " ".join(str(error).split())
+    if message and (isinstance(error, UserError) or type(error).__module__.startswith("kit.")):
+        return message
+    text = f"{type(error).__name__}: {message}".removesuffix(": ")
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         file = Path(frame.filename)
-        is_package = "site-packages" in file.parts or any(map(file.is_relative_to, _PACKAGES))
+        if any(part.startswith("ipykernel_") for part in file.parts):
+            return f"line {frame.lineno} of a cell, in {frame.name}: {text}"
+        is_package = _PACKAGE_NAMES.intersection(file.parts) or any(map(file.is_relative_to, _PACKAGES))
         if file.is_file() and not is_package:
             return f"{file.name}, line {frame.lineno}, in {frame.name}: {text}"
     return text

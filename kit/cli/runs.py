@@ -89,7 +89,7 @@ def _control(options: argparse.Namespace) -> int:
         after = run.wait(WAIT_S, until=finished)
     except TimeoutError as error:
         phase = run.status()["phase"]
-        raise UserError(f"{error} ({phase}); it will still be carried out: see `kit runs`.") from None
+        raise UserError(f"{error} ({phase}); the command stays in force; see `kit runs`.") from None
     saved = f", step {after['checkpoint']['step']:,} is saved" if after["checkpoint"] else ""
     print(f"{run.path}: {after['state']} at step {after['step']:,}{saved}")
     return 0

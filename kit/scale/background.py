@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from kit.config import RunConfig
-from kit.errors import UserError
+from kit.errors import UserError, explain
 from kit.machine import host
 from kit.scale.work import StoredWork
 
@@ -98,7 +98,7 @@ class Background(Generic[Progress]):
     def error(self) -> str:
         """Why the thread ended, "" if it works, has finished, or was stopped."""
         error = self._error
-        return "" if error is None or isinstance(error, KeyboardInterrupt) else str(error) or type(error).__name__
+        return "" if error is None or isinstance(error, KeyboardInterrupt) else explain(error)
 
     def rows(self) -> list[JobRow]:
         """Return the jobs. Once the thread has ended, the message of a job that still waits is `NOT_STARTED`."""

@@ -391,7 +391,7 @@ def slots(configs: Sequence[RunConfig], count: int, at_once: int | None) -> int:
         on_gpu = any(config.device != "cpu" for config in configs)
         return 1 if on_gpu else max(1, min(count, cores // processes, free // run_bytes))
     if at_once > cores:
-        raise UserError(f"at_once={at_once!r} must be a whole number from 1 to {cores}, the cores of this machine.")
+        raise UserError(f"at_once={at_once!r} is more than the {cores} cores of this machine.")
     if at_once * run_bytes > free:
         needed = f"needs about {at_once * run_bytes / 1e9:.0f} GB of memory and {free / 1e9:.1f} GB are free"
         raise UserError(f"at_once={at_once} {needed}; run fewer side by side.")

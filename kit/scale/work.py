@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from kit.errors import UserError, check_whole
+from kit.errors import UserError, check_whole, explain
 from kit.machine import limits
 from kit.machine.progress import add_earlier, progress_bar, set_total
 from kit.runs.run import Run
@@ -212,7 +212,7 @@ def run_all(
                         waiting.append(job)
                         continue
                 except Exception as error:  # a job that fails does not stop the others
-                    job.error = str(error) or type(error).__name__
+                    job.error = explain(error)
                 if job.is_working():
                     job.error = ""  # another process has started it
                     working.append(job)

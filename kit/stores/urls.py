@@ -46,7 +46,7 @@ def _open(url: str, write: bool) -> Store:
 
 
 def check_url(url: str) -> str:
-    """Return the URL's scheme, "" for a path. Raises `UserError` for a URL that no store has. Asks no store."""
+    """Return the URL's scheme, "" for a path. Raises `UserError` for a malformed URL. Asks no store."""
     match = _SCHEME.match(url)
     scheme = match[1].lower() if match else ""
     if "@" in url.partition("://")[2].partition("/")[0]:

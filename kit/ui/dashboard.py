@@ -239,7 +239,7 @@ class Dashboard:
                     self._call_on_change(run)
                 self._end(run)
         except Exception as error:
-            message = f"The display stopped ({type(error).__name__}: {error}); this does not affect the run."
+            message = f"The display stopped ({explain(error)}); this does not affect the run."
             self.say(message, bad=True)
         finally:
             recorder.close()

@@ -105,7 +105,7 @@ def _needs_hindsight(run: Run, rows: Rows) -> Iterator[str]:
 
 def _worse_at_the_end(run: Run, rows: Rows) -> Iterator[str]:
     best = run.best()
-    points, shown = series(rows, _score(rows)), _on_show(rows)
+    points, shown = series(rows, _score(rows)), _formatter(rows)
     if best is None or len(points) < 4 or best.step >= 0.75 * points[-1, 0] or paid_for_something_else(rows):
         return
     peak, last = float(points[:, 1].max()), float(points[-1, 1])
@@ -120,7 +120,7 @@ def _too_short(run: Run, rows: Rows) -> Iterator[str]:
     if any(_large_updates(run, rows)):  # more of the same does not help
         return
     step, usual = run.status()["step"], usual_steps(run)
-    points, shown = series(rows, _score(rows)), _on_show(rows)
+    points, shown = series(rows, _score(rows)), _formatter(rows)
     if usual and 3 * step < 2 * usual:  # `known` says how many are usual
         yield f"It trained for only {step:,} steps. Train longer."
     elif len(points) >= 4:
@@ -226,7 +226,7 @@ def _score(rows: Rows) -> str:
     return "eval/success_rate" if any("eval/success_rate" in row for row in rows) else "eval/mean_return"
 
 
-def _on_show(rows: Rows) -> Callable[[float], str]:
+def _formatter(rows: Rows) -> Callable[[float], str]:
     """Return the function that formats a value of the metric `_score(rows)`."""
     return style.percent if _score(rows) == "eval/success_rate" else "{:.3g}".format
 

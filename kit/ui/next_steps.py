@@ -149,8 +149,9 @@ class NextSteps:
 
     def _longer(self, run: Run) -> str:
         total_steps = _more_steps(run)
-        self._started = run.path
-        where = self._watch(longer := resume(run.path, background=True, total_steps=total_steps))
+        longer = resume(run.path, background=True, total_steps=total_steps)
+        self._started = longer.path
+        where = self._watch(longer)
         self.choose(longer)  # its config has the new number of steps
         return f"{run.name} trains on, to {total_steps:,} steps: see {where}."
 

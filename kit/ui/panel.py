@@ -272,11 +272,7 @@ class TrainPanel(Panel):
     def _watch_or_leave(self) -> None:
         """Watch the run that another notebook or program trains; or, if the panel watches a run, leave it."""
         if self.watch_button.description == LEAVE:
-            if self._unfilled is not None:
-                self.form.fill(self._unfilled)
-                self._unfilled = None
-            self._free_name()
-            self.leave()
+            self._back_to_form()
         elif (run := self._offered) is not None and run.is_working():
             self._watched = None if self._is_own(run) else run.path
             self.attach(run)
@@ -285,12 +281,19 @@ class TrainPanel(Panel):
         else:
             self._edited()  # that run has ended
 
+    def _back_to_form(self) -> None:
+        """Leave the shown run. If the panel has found it and filled the form, restore the form."""
+        if self._unfilled is not None:
+            self.form.fill(self._unfilled)
+            self._unfilled = None
+        self._free_name()
+        self.leave()
+
     def _beat(self) -> None:
         super()._beat()
         run = self.run
         if run is not None and not run.path.exists() and run.path.parent.exists():
-            self._free_name()
-            self.leave()
+            self._back_to_form()
             self.say(f"{run.name} was deleted or renamed.")
         runs = working_runs(self.config.runs_dir)
         self._draw_watch_button(runs)
@@ -358,10 +361,10 @@ class TrainPanel(Panel):
             self._show_label(str(error), False)
 
     def _refuse(self, message: str, valid: bool) -> None:
-        """Show a message about the form. Unless `valid`, title and code say that a setting is wrong."""
+        """Show a message about the form. Unless `valid`, title and code say so too."""
         self._show_label(message, valid)
         if not valid and not self.is_working:
-            self.choices.set_title("Settings, one of them wrong")
+            self.choices.set_title("Settings, not valid yet")
             self.code.choose(UserError(message))
 
     def _show_label(self, message: str, valid: bool) -> None:

@@ -63,23 +63,25 @@ def report(source: Panel | Run) -> None:
             except KeyboardInterrupt:
                 handle.update(style.Page(STOPPED, style.note(STOPPED)))
                 return
-            handle.update(result(run))
+            handle.update(last := result(run))
         else:
-            handle = display(result(run), display_id=True)
+            handle = display(last := result(run), display_id=True)
         if missing := missing_video(run):
             warning = ""
             try:
                 missing.file()
             except (Exception, KeyboardInterrupt) as error:  # show the rest without the video
                 warning = f"No video: {str(error) or 'interrupted'}"
-            handle.update(result(run, warning))
+            handle.update(last := result(run, warning))
         if not nobody_there() and find_spec("ipywidgets") and (run.checkpoints() or run.best()):
-            steps, before = NextSteps(), result(run)
+            steps = NextSteps()
             steps.choose(run)
 
             def again(now: Run) -> None:
+                nonlocal last
                 if now.path == run.path:
-                    handle.update(with_note(now, before) if now.is_working() else result(now))
+                    last = last if now.is_working() else result(now)
+                    handle.update(with_note(now, last) if now.is_working() else last)
                     steps.choose(now)
 
             steps.dashboard.reports.append(again)

@@ -17,6 +17,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from kit import envs
 from kit.envs import child_environ
 from kit.errors import UserError
@@ -37,7 +39,7 @@ NICE = 10
 EVERY_S = 60.0
 """Shortest time in seconds from the end of one recording to the start of the next while the run trains."""
 REST = 20
-"""Shortest time between recordings as a multiple of the last one's duration: they take 5 % of a core at most."""
+"""Shortest time between videos of the policy as a multiple of the last one's processor time: 5 % of a core at most."""
 
 
 @dataclass(frozen=True)
@@ -162,31 +164,36 @@ class Recorder:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._process: subprocess.Popen[str] | None = None
-        self._started = 0.0
-        self._next = time.monotonic() + EVERY_S / 2
+        self._used_s = 0.0
+        """Processor time of the current or last recording."""
+        self._next = self._next_of_policy = time.monotonic() + EVERY_S / 2
 
     def poll(self, now: dict[str, Any]) -> None:
-        """Start a recording if it is due. `now`: the run's status. Failed recordings are retried after `EVERY_S`."""
-        if self._process is not None and self._process.poll() is not None:
-            self.close()
+        """Start a recording if it is due. `now`: the run's status. A failed recording is tried again, after a rest."""
+        if self._process is not None and self._process.poll() is None:
+            with contextlib.suppress(psutil.Error):
+                self._used_s = sum(psutil.Process(self._process.pid).cpu_times()[:2])
+            return
+        self.close()
         now_s = time.monotonic()
-        if self._process is not None or now["state"] != "running" or now_s < self._next:
+        if now["state"] != "running" or now_s < self._next:
             return
         with contextlib.suppress(UserError):
             if missing_divergence(self._run):
                 self._process = kit_video(self._run, ("--divergence",), NICE, subprocess.DEVNULL)
-            elif missing := missing_video(self._run):
+            elif now_s >= self._next_of_policy and (missing := missing_video(self._run)):
                 self._process = missing.start(NICE, subprocess.DEVNULL)
             else:
                 return
-        self._started, self._next = now_s, now_s + EVERY_S
+        self._next = now_s + EVERY_S
 
     def close(self) -> None:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             ended = time.monotonic()
-            self._process, self._next = None, ended + max(EVERY_S, REST * (ended - self._started))
+            self._process, self._next = None, ended + EVERY_S
+            self._next_of_policy = ended + max(EVERY_S, REST * self._used_s)
 
 
 def video(path: Path, width: int = 480) -> style.Page:

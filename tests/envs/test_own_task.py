@@ -319,3 +319,25 @@ def test_an_error_in_an_own_task_names_file_line_and_function(tmp_path: Path, mo
         speed.wait_for_probe(speed.start_probe(config, seconds=0.5), config)
     assert explain(UserError("gamma=2 is wrong.")) == "gamma=2 is wrong."
     assert explain(OSError("no room")) == "OSError: no room" and explain(KeyError()) == "KeyError"
+
+
+def raised_in(file: str, error: Exception) -> BaseException:
+    try:
+        exec(compile("def reward(e):\n    raise e\nreward(e)", file, "exec"), {"e": error})
+    except Exception as caught:
+        caught.__traceback__ = caught.__traceback__.tb_next if caught.__traceback__ else None  # without this file
+        return caught
+    raise AssertionError
+
+
+def test_an_error_names_no_line_of_a_package_and_the_line_of_a_cell(tmp_path: Path) -> None:
+    for folder in ("site-packages", "dist-packages"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "module.py").touch()
+        assert explain(raised_in(str(tmp_path / folder / "module.py"), ValueError("shapes:\n  (8, 1)"))) == (
+            "ValueError: shapes: (8, 1)"
+        )
+    (tmp_path / "own.py").touch()
+    assert explain(raised_in(str(tmp_path / "own.py"), KeyError("b"))) == "own.py, line 2, in reward: KeyError: 'b'"
+    cell = raised_in("/tmp/ipykernel_77/123.py", KeyError("b"))
+    assert explain(cell) == "line 2 of a cell, in reward: KeyError: 'b'"

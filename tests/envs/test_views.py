@@ -73,6 +73,8 @@ def test_shapes_and_dtypes_of_tensors(name):
         assert reward.dtype == torch.float32 and terminated.dtype == truncated.dtype == torch.bool
         assert not (terminated & truncated).any()
         assert info["episode_return"].shape == info["episode_length"].shape == (N,)
+    one, other = ([part.clone() for part in parts(env.reset(seed=seed))] for seed in (7, 8))
+    assert name == "FrozenLake-v1" or any(not torch.equal(a, b) for a, b in zip(one, other, strict=True)), "seeds"
     env.close()
 
 

@@ -17,7 +17,7 @@ from kit.runs.fingerprint import fingerprint
 from tests.runs.crash import SLIDE, Forked, complete, create
 from tests.ui.fabricate import set_status
 
-TASKS = {"PPO": {"env": "Reach", "env_options": {"randomize": True}}, "SAC": {}}
+TASKS = {"PPO": {"env": "Reach", "env_options": {"randomize": True}}, "SAC": {}, "RecurrentPPO": {}}
 EVERYTHING = {"eval_every": 200, "overrides": {"normalize": True, "learning_rate": "lin_0.001"}}
 """Settings with additional state, all at once; tests/trainers/test_trainer_resume.py varies the overrides."""
 

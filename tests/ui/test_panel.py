@@ -292,7 +292,7 @@ def test_a_price_can_be_set(panel: TrainPanel) -> None:
     panel.form.price.value = "much"
     assert "dollars_per_hour=&#x27;much&#x27; is not a price" in panel.label.value
     assert "kit-wrong" in panel.form.price._dom_classes
-    assert panel.choices.button.description.endswith("Settings, one of them wrong")
+    assert panel.choices.button.description.endswith("Settings, not valid yet")
     panel.code.is_open = True
     wait_for(lambda: "is not a price" in panel.code.page.value)
     panel.form.price.value = ""
@@ -378,7 +378,7 @@ def test_a_store_that_cannot_exist_is_refused_before_train_is_pressed(panel: Tra
     panel.form.entries["store"].value = ""
     panel.form.entries["env"].value = "Reech"
     wait_for(lambda: "did you mean Reach" in panel.label.value)
-    assert panel.choices.button.description.endswith("Settings, one of them wrong")
+    assert panel.choices.button.description.endswith("Settings, not valid yet")
 
 
 def test_a_run_that_was_deleted_or_renamed_elsewhere_leaves_the_panel(panel: TrainPanel, tmp_path: Path) -> None:
