@@ -175,7 +175,8 @@ def test_after_an_exception_in_a_rank_all_ends_and_this_process_can_train_again(
 ) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     fields = {**FEW, "runs_dir": str(tmp_path), "total_steps": WORLDS * STEPS}
-    for rank, says in ((0, "AssertionError: a bug"), (1, "RuntimeError: process 1 of this run failed")):
+    at = "task_of_rank0.py, line 8, in state"
+    for rank, says in ((0, f"{at}: AssertionError: a bug"), (1, "RuntimeError: process 1 of this run failed")):
         (tmp_path / f"task_of_rank{rank}.py").write_text(
             "import sys\nfrom kit.tasks.reach.task import Reach\n\n"
             + f"assert 'ranks' not in sys.argv[0] or {rank == 0}, 'a bug'\n\n"  # before it joins the others

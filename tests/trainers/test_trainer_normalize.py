@@ -24,7 +24,7 @@ def test_equals_vec_normalize() -> None:
     ours = Normalizer(env.observation_space, 4, env.device, gamma=0.9, clip_obs=2.0, clip_reward=1.5)
     obs = env.reset()
     ours.begin(obs)
-    np.testing.assert_allclose(ours.observe(obs).numpy(), venv.reset(), atol=1e-6)
+    np.testing.assert_allclose(ours.scale_obs(obs).numpy(), venv.reset(), atol=1e-6)
     ends = 0
     for _ in range(50):
         action = torch.rand(4, 2) * 2 - 1
@@ -32,11 +32,11 @@ def test_equals_vec_normalize() -> None:
         their_obs, their_reward, done, infos = venv.step(action.numpy())
         ours.update(obs)
         scaled = ours.reward(reward, terminated | truncated)
-        np.testing.assert_allclose(ours.observe(obs).numpy(), their_obs, atol=1e-5)
+        np.testing.assert_allclose(ours.scale_obs(obs).numpy(), their_obs, atol=1e-5)
         np.testing.assert_allclose(scaled.numpy(), their_reward, atol=1e-5)
         for world in np.flatnonzero(done):
             ends += 1
-            final = ours.observe(info["final_obs"])[world].numpy()
+            final = ours.scale_obs(info["final_obs"])[world].numpy()
             np.testing.assert_allclose(final, infos[world]["terminal_observation"], atol=1e-5)
         np.testing.assert_allclose(ours.returns.numpy(), venv.returns, atol=1e-5)
     assert ends > 6
@@ -82,13 +82,13 @@ def test_each_entry_of_a_mapping_has_its_own_statistics() -> None:
         obs, *_ = env.step(action)
         their_obs, *_ = venv.step(action.numpy())
         ours.update(obs)
-        seen = ours.observe(obs)
+        seen = ours.scale_obs(obs)
         for key in keys:
             np.testing.assert_allclose(seen[key].numpy(), their_obs[key], atol=1e-5)
         assert seen["right"].dtype == torch.int64 and torch.equal(seen["right"], obs["right"])
     restored = Normalizer(env.observation_space, 4, env.device, gamma=0.9)
     restored.load_state(ours.state())
-    assert all(torch.equal(restored.observe(obs)[key], ours.observe(obs)[key]) for key in keys)
+    assert all(torch.equal(restored.scale_obs(obs)[key], ours.scale_obs(obs)[key]) for key in keys)
     wrapped = ours.to_sb3(TensorVecEnv(Mapped()))
     np.testing.assert_allclose(wrapped.normalize_obs({k: v.numpy() for k, v in obs.items()})["clock"], seen["clock"])
 
