@@ -73,7 +73,7 @@ def kernel() -> Any:
 
 
 def notebook() -> str | None:
-    """Return the path of the notebook in which this process or its parent runs, or None if it is not known.
+    """Return the path of the current notebook, or None if it is not known.
 
     Jupyter's server tells it to the kernel, VS Code writes it among the notebook's variables, Colab does not say it.
     """

@@ -27,7 +27,10 @@ def progress_bar(total: int | None = None, initial: int = 0, **options: Any) -> 
 
 
 def percent(rate: float) -> str:
-    """Format 0.97 as "97 %"; with a decimal if rounding gives 0 or 100 % for a rate that is neither, such as 0.996."""
+    """Format 0.97 as "97 %".
+
+    With a decimal if rounding gives 0 or 100 % for a rate that is neither, such as 0.996.
+    """
     text, exact = f"{100 * rate:.0f}", f"{100 * rate:.1f}"
     return f"{exact if text in ('0', '100') and exact not in ('0.0', '100.0') else text} %"
 
@@ -38,7 +41,7 @@ def add_earlier(bar: Any, amount: float) -> None:
 
 
 def set_total(bar: Any, total: float) -> None:
-    """Set the total of a progress bar that was made without one; a notebook's widget has a total of its own."""
+    """Set the total of a bar that was made without one, also of its widget in a notebook."""
     bar.total = total
     if container := getattr(bar, "container", None):
         widget = container.children[1]

@@ -1,4 +1,4 @@
-"""All parameters as one vector, with an optimizer for it: a few GPU kernels clip and step any number of tensors.
+"""All parameters as one vector, with an optimizer that clips and steps them by a few GPU kernels.
 
 SB3's save and load keep working, because parameters and the moments in SB3's optimizer become views of flat vectors.
 """

@@ -41,8 +41,10 @@ def advice(run: Run, improved: bool) -> list[str]:
 
 
 def _more_steps(run: Run) -> int:
-    """Return where the button trains to: a stopped run to its own end, a finished one to the task's usual number of
-    steps or, if it has as many, to twice its own."""
+    """Return the number of steps that the button trains to.
+
+    A stopped run's own; of a finished run the task's usual number or, if it has as many, twice its own.
+    """
     if not _is_finished(run):
         return run.config.total_steps
     own, usual = run.config.total_steps, diagnosis.usual_steps(run) or 0

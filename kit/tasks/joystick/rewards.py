@@ -85,7 +85,7 @@ def feet_air_time(task: Joystick) -> torch.Tensor:
 
 
 def feet_air_time_moving(task: Joystick) -> torch.Tensor:
-    """When a foot touches down while the command is to move: its time in the air minus a minimum, capped, s."""
+    """When a foot touches down and the command is to move: its air time minus a minimum, capped, s."""
     return feet_air_time(task) * task.moving
 
 
