@@ -79,7 +79,7 @@ def acquire(store: Store, run_name: str, owner: str, ttl_s: float = TTL_S, clock
 def held_for(url: str | None, run_name: str, run_dir: Path, clock: Clock = time.time) -> float:
     """Return the seconds until another machine's lease of the run ends; 0 without such a lease.
 
-    `run_dir`: this machine's copy of the run; its own lease does not count.
+    `url`: of the store. `run_dir`: this machine's copy of the run; its own lease does not count.
     """
     if url is None:
         return 0.0
