@@ -107,7 +107,7 @@ class NextSteps:
         """Show the buttons for `run` if it has ended with a policy, else hide them."""
         changed, ended = self.run is None or self.run.path != run.path, not run.is_working()
         is_started = run.path == self._started  # by a button, whose message stays until the run has ended
-        if ended if is_started else changed:
+        if (is_started and ended) or (changed and not is_started):
             self._say("")
             self._started = None
         if changed:

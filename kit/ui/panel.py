@@ -207,7 +207,7 @@ class TrainPanel(Panel):
         self.train_button.on_click(lambda _: self._train())
         self.label = w.HTML(layout=w.Layout(margin="2px 0 4px 0"), style=self._html_style, _dom_classes=("kit-label",))
         self.form = Form(self.config, self._typed, self.dollars_per_hour)
-        self.estimator = Estimator(self._refuse, self.form.hyper.show)
+        self.estimator = Estimator(self._show_validity, self.form.hyper.show)
         self.pasted = w.Textarea(
             placeholder="Paste a config in YAML (such as a run's config.yaml) to fill the form.",
             continuous_update=False, layout=w.Layout(width="100%", height="72px"), tooltip="a config in YAML",
@@ -338,7 +338,7 @@ class TrainPanel(Panel):
             if self.config.store:
                 check_url(self.config.store)
         except UserError as error:
-            self._refuse(str(error), False)
+            self._show_validity(str(error), False)
             return
         self._update_title()
         self._draw_watch_button(runs)
@@ -360,7 +360,7 @@ class TrainPanel(Panel):
         except UserError as error:
             self._show_label(str(error), False)
 
-    def _refuse(self, message: str, valid: bool) -> None:
+    def _show_validity(self, message: str, valid: bool) -> None:
         """Show a message about the form. Unless `valid`, title and code say so too."""
         self._show_label(message, valid)
         if not valid and not self.is_working:

@@ -79,10 +79,13 @@ def report(source: Panel | Run) -> None:
 
             def again(now: Run) -> None:
                 nonlocal last
-                if now.path == run.path:
-                    last = last if now.is_working() else result(now)
-                    handle.update(with_note(now, last) if now.is_working() else last)
-                    steps.choose(now)
+                if now.path != run.path:
+                    return
+                if now.is_working():
+                    handle.update(with_note(now, last))
+                else:
+                    handle.update(last := result(now))
+                steps.choose(now)
 
             steps.dashboard.reports.append(again)
             display_widget(steps.view, " ")

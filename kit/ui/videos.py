@@ -39,7 +39,7 @@ NICE = 10
 EVERY_S = 60.0
 """Shortest time in seconds from the end of one recording to the start of the next while the run trains."""
 REST = 20
-"""Shortest time between videos of the policy as a multiple of the last one's processor time: 5 % of a core at most."""
+"""After a video of the policy, none is made for this many times its processor time. So they take 5 % of a core."""
 
 
 @dataclass(frozen=True)
